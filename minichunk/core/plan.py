@@ -64,15 +64,25 @@ class ScheduledChunk(NamedTuple):
         return self.start + self.num_tokens
 
 
+class SkippedRequest(NamedTuple):
+    """A request that got nothing in a step. With reason `behind`, `count` requests queue behind
+    `request_id`, the head of the queue."""
+
+    request_id: str
+    reason: SkipReason
+    count: int = 0
+
+
 @dataclass(frozen=True)
 class StepPlan:
-    """Everything an executor needs to know about one step."""
+    """Everything an executor needs to know about one step, and why the others are not in it."""
 
     step: int
     chunks: tuple[ScheduledChunk, ...]
     budget: int
     block_size: int
     preempted: tuple[str, ...] = ()
+    skipped: tuple[SkippedRequest, ...] = ()
 
     @property
     def num_tokens(self) -> int:

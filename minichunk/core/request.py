@@ -120,7 +120,6 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_preemptions: int = 0
-    num_charged_outputs: int = 0
     was_admitted: bool = False
     table: BlockTable = field(default_factory=BlockTable)
     num_promised_blocks: int = 0  # what admission counted on: the whole prompt, not its first chunk
