@@ -168,7 +168,8 @@ def stall_scene(
     """
     if num_decodes < 0 or prompt_tokens < 1:
         raise ValueError(
-            f"num_decodes={num_decodes} must be at least 0, prompt_tokens={prompt_tokens} at least 1"
+            f"num_decodes={num_decodes} must be at least 0 and prompt_tokens={prompt_tokens} "
+            "at least 1"
         )
     decode = RequestSpec(0.0, PromptShape(decode_prompt_tokens), decode_output_tokens)
     long = RequestSpec(prompt_arrival, PromptShape(prompt_tokens), prompt_output_tokens)

@@ -1,0 +1,331 @@
+"""What a StepPlan costs: floating-point operations and bytes, counted; seconds, modelled.
+
+The counter needs only the model's shape and serves simulated and real hardware alike. The seconds
+are a roofline (Williams et al., CACM 2009) per part of the step. It shows why mixing works: decode
+tokens ride in the same matrix products as a chunk, whose weights are read once for both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from minichunk.core.plan import ScheduledChunk, StepCost, StepPlan
+from minichunk.sim.efficiency import EFFICIENCIES, Efficiency
+from minichunk.sim.hardware import GPU, get_gpu
+from minichunk.sim.shapes import BYTES_PER_ELEMENT, ModelShape, get_shape
+
+
+class StepLoad(NamedTuple):
+    """The sums over a plan that its cost depends on; decodes need no row of their own."""
+
+    num_tokens: int  # rows of the matrix products
+    num_sampled: int  # rows of the LM head
+    prefill_tokens: int = 0
+    prefill_pairs: float = 0.0  # query-key pairs under the causal mask
+    prefill_context: int = 0  # keys and values read: Σ end of chunk
+    num_decodes: int = 0
+    decode_context: int = 0  # keys and values read: Σ sequence length
+
+
+def load_of(chunks: Sequence[ScheduledChunk]) -> StepLoad:
+    """Sum up the chunks of a plan."""
+    sampled = rows = context = decodes = decode_context = 0
+    pairs = 0.0
+    for _, start, count, _, _, sampling, is_decode, _ in chunks:
+        if sampling is not None:
+            sampled += 1
+        if is_decode:
+            decodes += 1
+            decode_context += start + 1
+        else:
+            rows += count
+            pairs += count * (start + (count + 1) / 2)
+            context += start + count
+    return StepLoad(rows + decodes, sampled, rows, pairs, context, decodes, decode_context)
+
+
+class Part(NamedTuple):
+    """One kind of work in a step: totals over all layers (and over all GPUs)."""
+
+    name: str
+    flops: float
+    bytes: float
+    seconds: float = 0.0
+
+
+class StepBreakdown(NamedTuple):
+    """A step's cost, split. Utilisation is the share of peak over the step's whole duration."""
+
+    parts: tuple[Part, ...]
+    peak_flops: float
+    peak_bandwidth: float
+
+    def part(self, name: str) -> Part:
+        return next(part for part in self.parts if part.name == name)
+
+    @property
+    def flops(self) -> float:
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def compute_utilisation(self) -> float:
+        return self.flops / (self.seconds * self.peak_flops)
+
+    @property
+    def bandwidth_utilisation(self) -> float:
+        return self.bytes / (self.seconds * self.peak_bandwidth)
+
+
+class StepCounter:
+    """Counts a step's operations and bytes from the model's shape alone, for any hardware.
+
+    Pass it to the engine as `annotate=`: `counter(plan)` is a `StepCost` without a decode floor.
+    Every weight is read once per step, activations move between memory and kernel once per
+    product, and attention reads each chunk's keys and values once.
+    """
+
+    def __init__(self, model: str | ModelShape) -> None:
+        self.shape = get_shape(model)
+        # Elements of one token's activations that the small kernels of a layer read and write:
+        # two normalisations, rotary embedding of queries and keys, activation, residual sum.
+        shape = self.shape
+        self.elementwise_size = (
+            4 * shape.hidden_size
+            + 2 * (shape.query_size + shape.kv_size)
+            + (3 if shape.gated_mlp else 2) * shape.ffn_size
+            + 3 * shape.hidden_size
+        )
+
+    def __call__(self, plan: StepPlan) -> StepCost:
+        parts = self.count(load_of(plan.chunks))
+        return StepCost(sum(part.flops for part in parts), sum(part.bytes for part in parts))
+
+    def count(self, load: StepLoad) -> list[Part]:
+        """All parts of a step, without seconds."""
+        return [
+            self.linear(load.num_tokens),
+            self.elementwise(load.num_tokens),
+            self.prefill_attention(load),
+            self.decode_attention(load),
+            self.lm_head(load.num_sampled),
+        ]
+
+    def linear(self, rows: int) -> Part:
+        """The matrix products of all layers for `rows` tokens."""
+        flops = 2.0 * rows * self.shape.linear_params
+        size = sum(m + rows * (a + b) for m, a, b in self._products()) * self.shape.num_layers
+        return Part("linear", flops, float(BYTES_PER_ELEMENT * size))
+
+    def elementwise(self, rows: int) -> Part:
+        size = rows * self.elementwise_size * self.shape.num_layers
+        return Part("elementwise", float(size), float(BYTES_PER_ELEMENT * size))
+
+    def prefill_attention(self, load: StepLoad) -> Part:
+        """Attention of each chunk over its prefix and, causally, over itself."""
+        shape = self.shape
+        flops = 4.0 * shape.query_size * load.prefill_pairs * shape.num_layers
+        return Part(
+            "prefill_attention",
+            flops,
+            self._attention_bytes(load.prefill_context, load.prefill_tokens),
+        )
+
+    def decode_attention(self, load: StepLoad) -> Part:
+        """Attention of one token each over its whole context."""
+        shape = self.shape
+        flops = 4.0 * shape.query_size * load.decode_context * shape.num_layers
+        return Part(
+            "decode_attention", flops, self._attention_bytes(load.decode_context, load.num_decodes)
+        )
+
+    def lm_head(self, rows: int) -> Part:
+        """Logits, only for the rows that sample: the last token of a prompt, and each decode."""
+        if rows == 0:
+            return Part("lm_head", 0.0, 0.0)
+        weights = self.shape.hidden_size * self.shape.vocab_size
+        size = weights + rows * (self.shape.hidden_size + self.shape.vocab_size)
+        return Part("lm_head", 2.0 * rows * weights, float(BYTES_PER_ELEMENT * size))
+
+    def _products(self) -> list[tuple[int, int, int]]:
+        return [(a * b, a, b) for _, a, b in self.shape.matrices]
+
+    def _attention_bytes(self, context: int, rows: int) -> float:
+        """Keys and values read, those of the new rows written, queries read, outputs written."""
+        shape = self.shape
+        queries = 2.0 * rows * shape.query_size * shape.num_layers * BYTES_PER_ELEMENT
+        return float(context + rows) * shape.kv_bytes_per_token + queries
+
+
+class CostModel:
+    """Seconds of a step on a GPU (or `tensor_parallel` of them), part by part.
+
+    Each GPU computes its share of every matrix and of the heads; two all-reduces per layer join
+    the results. `step_overhead` is the serving software's constant per step: scheduling, input
+    preparation, sampling. `tile` rounds the rows of a matrix product up to whole tiles, as
+    kernels do (128 is typical): it shows why a chunk of 264 tokens costs more than one of 256.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelShape,
+        gpu: str | GPU,
+        *,
+        tensor_parallel: int = 1,
+        efficiency: Efficiency | None = None,
+        step_overhead: float = 0.002,
+        tile: int | None = None,
+    ) -> None:
+        self.shape, self.gpu = get_shape(model), get_gpu(gpu)
+        self.tensor_parallel = tensor_parallel
+        self.efficiency = efficiency or EFFICIENCIES[self.gpu.family]
+        self.step_overhead = step_overhead
+        self.tile = tile
+        self.counter = StepCounter(self.shape)
+        if tensor_parallel < 1 or self.shape.num_heads % tensor_parallel:
+            raise ValueError(
+                f"tensor_parallel={tensor_parallel} must divide the {self.shape.num_heads} "
+                f"attention heads of {self.shape.name}"
+            )
+        if step_overhead < 0:
+            raise ValueError(f"step_overhead={step_overhead} must be 0 seconds or more")
+        if tile is not None and tile < 1:
+            raise ValueError(f"tile={tile} must be at least 1 row")
+        self._rows: dict[int, tuple[Part, ...]] = {}
+        self._heads: dict[int, Part] = {}
+
+    @property
+    def peak_flops(self) -> float:
+        """Of all GPUs together."""
+        return self.gpu.peak_flops * self.tensor_parallel
+
+    @property
+    def peak_bandwidth(self) -> float:
+        return self.gpu.peak_bandwidth * self.tensor_parallel
+
+    @property
+    def context_per_token(self) -> float:
+        """The context length whose KV reads take as long as one more token of linear layers."""
+        linear = self.linear_seconds(4096) / 4096
+        return linear / (self.decode_attention_seconds(1, 1_000_000) / 1_000_000)
+
+    def step(self, plan: StepPlan) -> StepBreakdown:
+        """The whole account of one step."""
+        parts = self.parts(load_of(plan.chunks))
+        return StepBreakdown(tuple(parts), self.peak_flops, self.peak_bandwidth)
+
+    def cost(self, plan: StepPlan) -> tuple[float, StepCost]:
+        """The step's seconds and its `StepCost`: the short form that a simulation needs."""
+        load = load_of(plan.chunks)
+        seconds, flops, moved = self._totals(load)
+        floor: float | None = None
+        if load.num_decodes:
+            floor = seconds
+            if load.prefill_tokens:
+                count, context = load.num_decodes, load.decode_context
+                alone = StepLoad(count, count, num_decodes=count, decode_context=context)
+                floor = self._totals(alone)[0]
+        return seconds, StepCost(flops, moved, floor)
+
+    def parts(self, load: StepLoad) -> list[Part]:
+        """The parts of a step with that load. Rows and LM head depend on one number: remembered."""
+        rows = self._rows.get(load.num_tokens)
+        if rows is None:
+            rows = self._rows[load.num_tokens] = self._row_parts(load.num_tokens)
+        head = self._heads.get(load.num_sampled)
+        if head is None:
+            head = self._heads[load.num_sampled] = self._head_part(load.num_sampled)
+        parts = [*rows, head]
+        if load.prefill_tokens:
+            seconds = self.prefill_attention_seconds(load.prefill_tokens, load.prefill_pairs)
+            parts.append(self.counter.prefill_attention(load)._replace(seconds=seconds))
+        if load.num_decodes:
+            seconds = self.decode_attention_seconds(load.num_decodes, load.decode_context)
+            parts.append(self.counter.decode_attention(load)._replace(seconds=seconds))
+        return parts
+
+    def _totals(self, load: StepLoad) -> tuple[float, float, float]:
+        seconds = flops = moved = 0.0
+        for _, part_flops, part_bytes, part_seconds in self.parts(load):
+            seconds += part_seconds
+            flops += part_flops
+            moved += part_bytes
+        return seconds, flops, moved
+
+    def linear_seconds(self, rows: int) -> float:
+        """All layers' matrix products for `rows` tokens."""
+        split, total = self.tensor_parallel, 0.0
+        for name, inputs, outputs in self.shape.matrices:
+            # The first product of a pair is split by columns, the second by rows (Megatron-LM).
+            if name in ("qkv_proj", "up_proj"):
+                total += self._product_seconds(rows, inputs, outputs / split)
+            else:
+                total += self._product_seconds(rows, inputs / split, outputs)
+        return total * self.shape.num_layers
+
+    def prefill_attention_seconds(self, rows: int, pairs: float) -> float:
+        """All layers' attention of chunks with `rows` tokens and `pairs` query-key pairs."""
+        eff, shape = self.efficiency, self.shape
+        work = 4.0 * shape.query_size / self.tensor_parallel * (pairs + rows * eff.attention_setup)
+        per_layer = eff.launch + work / (self.gpu.peak_flops * eff.attention_compute)
+        return per_layer * shape.num_layers
+
+    def decode_attention_seconds(self, decodes: int, context: int) -> float:
+        """All layers' attention of `decodes` tokens that read `context` keys and values in all."""
+        eff, shape = self.efficiency, self.shape
+        # With more GPUs than KV heads, some hold copies.
+        kv_heads = max(1.0, shape.num_kv_heads / self.tensor_parallel)
+        moved = 2 * BYTES_PER_ELEMENT * kv_heads * shape.head_dim * context
+        bandwidth = self.gpu.peak_bandwidth * eff.attention_bandwidth
+        return (eff.attention_latency + moved / bandwidth) * shape.num_layers
+
+    def elementwise_seconds(self, rows: int) -> float:
+        """All layers' small kernels: five per layer."""
+        eff, shape = self.efficiency, self.shape
+        whole = 7 * shape.hidden_size  # normalisations and residual are not split
+        size = rows * (whole + (self.counter.elementwise_size - whole) / self.tensor_parallel)
+        seconds = BYTES_PER_ELEMENT * size / (self.gpu.peak_bandwidth * eff.elementwise)
+        return (5 * eff.launch + seconds) * shape.num_layers
+
+    def all_reduce_seconds(self, rows: int) -> float:
+        """Two ring all-reduces per layer; 0 on a single GPU."""
+        split, eff = self.tensor_parallel, self.efficiency
+        if split == 1:
+            return 0.0
+        sent = 2 * (split - 1) / split * rows * self.shape.hidden_size * BYTES_PER_ELEMENT
+        seconds = eff.link_latency + sent / (self.gpu.link_gbps * 1e9 * eff.link)
+        return 2 * seconds * self.shape.num_layers
+
+    def _row_parts(self, rows: int) -> tuple[Part, ...]:
+        linear = self.counter.linear(rows)._replace(seconds=self.linear_seconds(rows))
+        small = self.counter.elementwise(rows)._replace(seconds=self.elementwise_seconds(rows))
+        parts = [Part("overhead", 0.0, 0.0, self.step_overhead), linear, small]
+        if self.tensor_parallel > 1:
+            parts.append(Part("all_reduce", 0.0, 0.0, self.all_reduce_seconds(rows)))
+        return tuple(parts)
+
+    def _head_part(self, rows: int) -> Part:
+        part = self.counter.lm_head(rows)
+        if rows == 0:
+            return part
+        outputs = self.shape.vocab_size / self.tensor_parallel
+        return part._replace(seconds=self._product_seconds(rows, self.shape.hidden_size, outputs))
+
+    def _product_seconds(self, rows: int, inputs: float, outputs: float) -> float:
+        """One matrix product, [rows, inputs] x [inputs, outputs], on one GPU."""
+        eff = self.efficiency
+        padded = rows if self.tile is None else math.ceil(rows / self.tile) * self.tile
+        compute = 2.0 * padded * inputs * outputs / (self.gpu.peak_flops * eff.compute)
+        size = inputs * outputs + rows * (inputs + outputs)
+        memory = BYTES_PER_ELEMENT * size / (self.gpu.peak_bandwidth * eff.bandwidth)
+        smooth = (compute**eff.sharpness + memory**eff.sharpness) ** (1 / eff.sharpness)
+        return eff.launch + smooth
