@@ -395,7 +395,8 @@ def _load(
     limit: int | None,
 ) -> Workload:
     """Read rows, keep the good ones in order of arrival from time 0, and name the bad ones."""
-    specs, bad_rows = [], []
+    specs: list[RequestSpec] = []
+    bad_rows: list[str] = []
     with _open(path) as file:
         rows, number = iter(reader(file)), 1
         while limit is None or len(specs) < limit:

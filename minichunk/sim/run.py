@@ -82,9 +82,9 @@ def num_blocks_for(cost_model: CostModel, block_size: int, memory_fraction: floa
     if blocks < 1:
         raise ValueError(
             f"{shape.name} needs {shape.weight_bytes / 1e9:.1f} GB for its weights and "
-            f"{per_block / 1e6:.1f} MB per block, but {memory_fraction:.0%} of {split} x {gpu.name} "
-            f"are {memory / 1e9:.1f} GB: raise tensor_parallel, take a GPU with more memory or a "
-            "smaller model"
+            f"{per_block / 1e6:.1f} MB per block, but memory_fraction={memory_fraction:g} of "
+            f"{split} x {gpu.name} is {memory / 1e9:.1f} GB: raise tensor_parallel, or take a GPU "
+            "with more memory or a smaller model"
         )
     return blocks
 
