@@ -1,157 +1,30 @@
-"""Paged attention for a ragged batch: chunks of prompts and single decode tokens in one call.
+"""Paged attention for a ragged batch: chunks of prompts and single decode tokens in one launch.
 
 Every layer of a step calls this right after `rope.rope_and_cache` has written the step's keys and
 values. It shows PagedAttention (Kwon et al., SOSP 2023, section 4.1): keys and values lie in blocks
-anywhere in the cache, and a block table says where. A decode is nothing but a chunk of one token.
+anywhere in the cache, and a block table says where. It shows FlashAttention's online softmax (Dao
+et al., 2022, section 3.1; Milakov and Gimelshein, 2018), which never writes the scores to memory,
+and Flash-Decoding's split of long contexts (Dao et al., 2023), in `split_kv.py`.
 
-The index work of a step is the same for all its layers. So it is done once, by
-`metadata = AttentionMetadata.build(...)`, and each layer calls
+The index work is done once per step, by `metadata = AttentionMetadata.build(...)`; each layer calls
 `paged_attention(q, k_cache, v_cache, metadata, scale, backend=...)`.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import math
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-QUERY_TILE = 256  # torch path: query tokens of a chunk that are attended at a time
-SHORTEST_BUCKET = 8  # torch path: decodes of up to 2**8 tokens share one padded batch
+from minichunk.kernels._triton import dot, jit, next_power_of_2, tl
+from minichunk.kernels.attention_metadata import AttentionMetadata
+from minichunk.kernels.backend import num_multiprocessors, runs_on_triton, target_name
+from minichunk.kernels.split_kv import choose_num_splits, combine_splits
+from minichunk.kernels.tiles import attention_tile
 
-
-@dataclass(frozen=True)
-class GatherGroup:
-    """Work for one dense attention call of the torch path: B sequences, L query tokens of each.
-
-    tokens [B * L]   rows of q
-    slots  [B, S]    cache slots of each sequence's keys; where a sequence is shorter than S, its
-                     own last slot again, because an unwritten slot may hold NaN and 0 * NaN is NaN
-    mask   [B, L, S] True where a query token sees a key
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    mask: Tensor
-
-
-@dataclass(frozen=True)
-class AttentionMetadata:
-    """Where the queries and keys of a step lie. Built once per step, used by all layers.
-
-    cu_seqlens_q [num_seqs + 1] int32  sequence i owns the rows cu_seqlens_q[i]:cu_seqlens_q[i + 1]
-    seq_lens     [num_seqs] int32      length including this step's tokens; 0 for a padding row of
-                                       a CUDA graph, whose output is 0
-    block_tables [num_seqs, max_blocks] int32, unused entries -1
-
-    `max_query_len` and `max_seq_len` are upper bounds known on the host: launching a kernel never
-    has to ask the GPU. A CUDA graph is captured with the bounds of its bucket, over tensors whose
-    content is replaced before each replay.
-    """
-
-    cu_seqlens_q: Tensor
-    seq_lens: Tensor
-    block_tables: Tensor
-    block_size: int
-    max_query_len: int
-    max_seq_len: int
-
-    @classmethod
-    def build(
-        cls,
-        cu_seqlens_q: Tensor | Sequence[int],
-        seq_lens: Tensor | Sequence[int],
-        block_tables: Tensor | Sequence[Sequence[int]],
-        block_size: int,
-        device: torch.device | str | None = None,
-    ) -> AttentionMetadata:
-        """From tensors or lists on the host; `device` is where the tensors go (default: stay).
-
-        Block tables given as lists may have different lengths. Raises ValueError where the three
-        disagree about the number of sequences, or a table is too short for its sequence.
-        """
-        cu_seqlens_q = torch.as_tensor(cu_seqlens_q, dtype=torch.int32)
-        seq_lens = torch.as_tensor(seq_lens, dtype=torch.int32)
-        if not isinstance(block_tables, Tensor):
-            width = max((len(table) for table in block_tables), default=0)
-            rows = [[*table, *[-1] * (width - len(table))] for table in block_tables]
-            block_tables = torch.tensor(rows, dtype=torch.int32).view(len(rows), width)
-        block_tables = block_tables.to(torch.int32)
-        num_seqs = len(seq_lens)
-        if len(cu_seqlens_q) != num_seqs + 1 or len(block_tables) != num_seqs:
-            raise ValueError(
-                f"seq_lens describes {num_seqs} sequences, so cu_seqlens_q needs {num_seqs + 1} "
-                f"entries and block_tables {num_seqs} rows, but they have {len(cu_seqlens_q)} and "
-                f"{len(block_tables)}"
-            )
-        max_query_len = int(cu_seqlens_q.diff().max()) if num_seqs else 0
-        max_seq_len = int(seq_lens.max()) if num_seqs else 0
-        if max_seq_len > block_tables.shape[1] * block_size:
-            raise ValueError(
-                f"a sequence of {max_seq_len} tokens does not fit a block table of "
-                f"{block_tables.shape[1]} blocks of {block_size}"
-            )
-        return cls(
-            cu_seqlens_q.to(device, non_blocking=True),
-            seq_lens.to(device, non_blocking=True),
-            block_tables.to(device, non_blocking=True).contiguous(),
-            block_size,
-            max_query_len,
-            max_seq_len,
-        )
-
-    @property
-    def num_seqs(self) -> int:
-        return len(self.seq_lens)
-
-    @cached_property
-    def gather_groups(self) -> tuple[GatherGroup, ...]:
-        """The step as dense attention calls (torch path only; computed once per step).
-
-        Decodes of similar length are one call, padded to the longest: the lengths of a bucket
-        differ by at most a factor of 2 above 2**SHORTEST_BUCKET tokens. Chunks go one by one, in
-        tiles of QUERY_TILE tokens, and a tile leaves out the keys that lie after its last token.
-        """
-        starts, lengths = self.cu_seqlens_q.tolist(), self.seq_lens.tolist()
-        buckets: defaultdict[int, list[int]] = defaultdict(list)
-        groups = []
-        for seq, length in enumerate(lengths):
-            start, stop = starts[seq], starts[seq + 1]
-            if length == 0 or start == stop:
-                continue
-            if stop - start == 1:
-                buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
-                continue
-            for tile in range(start, stop, QUERY_TILE):
-                tile_stop = min(tile + QUERY_TILE, stop)
-                seen = length - (stop - tile_stop)
-                groups.append(self._group([seq], [tile], tile_stop - tile, [seen]))
-        for seqs in buckets.values():
-            seen_by = [lengths[seq] for seq in seqs]
-            groups.append(self._group(seqs, [starts[seq] for seq in seqs], 1, seen_by))
-        return tuple(groups)
-
-    def _group(
-        self, seqs: list[int], first_tokens: list[int], num_queries: int, lengths: list[int]
-    ) -> GatherGroup:
-        """A group of `num_queries` query tokens each, the last of which sees `lengths` keys."""
-        device = self.block_tables.device
-        length = torch.tensor(lengths, device=device)[:, None]
-        query = torch.arange(num_queries, device=device)
-        key = torch.arange(max(lengths), device=device)
-        position = torch.minimum(key, length - 1)  # [B, S]
-        tables = self.block_tables[torch.tensor(seqs, device=device)].long()
-        slots = (
-            tables.gather(1, position // self.block_size) * self.block_size
-            + position % self.block_size
-        )
-        tokens = torch.tensor(first_tokens, device=device)[:, None] + query
-        last_seen = length - num_queries + query  # [B, L]: a token sees the keys up to itself
-        return GatherGroup(tokens.flatten(), slots, key <= last_seen[:, :, None])
+__all__ = ["AttentionMetadata", "paged_attention"]
 
 
 def paged_attention(
@@ -169,19 +42,25 @@ def paged_attention(
     head_dim], which already hold this step's keys and values. Query head h reads KV head
     h // (num_q_heads // num_kv_heads). Slots that no sequence owns may hold anything, even NaN.
     """
+    num_q_heads, num_kv_heads = q.shape[1], k_cache.shape[2]
+    if num_q_heads % num_kv_heads or q.shape[2] != k_cache.shape[3]:
+        raise ValueError(
+            f"q has {num_q_heads} heads of {q.shape[2]}, the cache {num_kv_heads} heads of "
+            f"{k_cache.shape[3]}: the first pair must be a multiple, the second equal"
+        )
+    if runs_on_triton(backend, q):
+        return paged_attention_triton(q, k_cache, v_cache, metadata, scale)
     return paged_attention_torch(q, k_cache, v_cache, metadata, scale)
 
 
 def paged_attention_torch(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
-    """`paged_attention` in torch, on any device; fed with float64 it is the kernels' reference."""
+    """`paged_attention` in torch, on any device; fed with float64 it is the kernel's reference."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     group_size = q.shape[1] // num_kv_heads
-    keys, values = (
-        k_cache.view(-1, num_kv_heads, head_dim),
-        v_cache.view(-1, num_kv_heads, head_dim),
-    )
+    keys = k_cache.view(-1, num_kv_heads, head_dim)
+    values = v_cache.view(-1, num_kv_heads, head_dim)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for group in metadata.gather_groups:
         batch, num_queries, num_keys = group.mask.shape
@@ -206,3 +85,279 @@ def paged_attention_torch(
             .reshape(batch * num_queries, num_kv_heads * group_size, head_dim)
         )
     return out
+
+
+def paged_attention_triton(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    num_splits: int | None = None,
+) -> Tensor:
+    """`paged_attention` on Triton: one launch, or two where long contexts are split.
+
+    Everything that shapes the launch is known on the host (sizes of tensors and the metadata's
+    upper bounds), so it never waits for the GPU and may be captured in a CUDA graph. `num_splits`
+    overrides the rule of `split_kv.choose_num_splits`.
+    """
+    num_tokens, num_q_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[2]
+    group_size = num_q_heads // num_kv_heads
+    if q.stride(2) != 1 or q.stride(1) != head_dim or k_cache.stride() != v_cache.stride():
+        raise ValueError(
+            f"each token of q must be contiguous and both caches laid out alike, but q has strides "
+            f"{q.stride()} and the caches {k_cache.stride()} and {v_cache.stride()}"
+        )
+    is_decode = metadata.max_query_len <= 1
+    tile = attention_tile(target_name(q.device), q.dtype, head_dim, group_size, is_decode)
+    tokens_per_tile = tile.rows // group_size
+    if is_decode:
+        num_tiles = metadata.num_seqs
+    else:  # an upper bound: each sequence may leave one tile partly filled
+        num_tiles = num_tokens // tokens_per_tile + metadata.num_seqs
+    if num_splits is None:
+        num_splits = 1
+        if is_decode:
+            num_splits = choose_num_splits(
+                num_tiles * num_kv_heads, metadata.max_seq_len, num_multiprocessors(q.device)
+            )
+    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
+    partial, log_sums = out, out
+    if num_splits > 1:
+        shape = (num_splits, num_tokens, num_q_heads)
+        partial = torch.empty((*shape, head_dim), dtype=torch.float32, device=q.device)
+        log_sums = torch.empty(shape, dtype=torch.float32, device=q.device)
+    if num_tokens == 0:
+        return out
+    attention_kernel[(num_tiles, num_kv_heads, num_splits)](
+        partial,
+        log_sums,
+        q,
+        k_cache,
+        v_cache,
+        metadata.cu_seqlens_q,
+        metadata.seq_lens,
+        metadata.block_tables,
+        scale * math.log2(math.e),
+        num_tokens,
+        metadata.num_seqs,
+        metadata.block_tables.stride(0),
+        q.stride(0),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        NUM_Q_HEADS=num_q_heads,
+        GROUP_SIZE=group_size,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=next_power_of_2(head_dim),
+        BLOCK_SIZE=metadata.block_size,
+        TILE_ROWS=tile.rows,
+        TILE_TOKENS=tokens_per_tile,
+        TILE_KEYS=tile.keys,
+        IS_DECODE=is_decode,
+        NUM_SPLITS=num_splits,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    if num_splits > 1:
+        combine_splits(partial, log_sums, out)
+    return out
+
+
+@jit(do_not_specialize=["num_tokens", "num_seqs", "block_tables_stride"])
+def attention_kernel(  # type: ignore[no-untyped-def]
+    out_ptr,
+    log_sum_ptr,
+    q_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    cu_seqlens_q_ptr,
+    seq_lens_ptr,
+    block_tables_ptr,
+    scale_log2,
+    num_tokens,
+    num_seqs,
+    block_tables_stride,
+    q_stride,
+    block_stride,
+    slot_stride,
+    head_stride,
+    NUM_Q_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+):
+    """One program: TILE_TOKENS tokens of one sequence, all query heads of one KV head, one split.
+
+    A tile has a row for each (token, query head), so a key is loaded once for all the heads that
+    read it. With a group of 3 a tile of 16 rows holds 5 tokens, and its last row is padding.
+
+    out          [num_tokens, NUM_Q_HEADS, HEAD_DIM], dtype of q; with splits: float32
+                 [NUM_SPLITS, num_tokens, NUM_Q_HEADS, HEAD_DIM]
+    log_sum      float32 [NUM_SPLITS, num_tokens, NUM_Q_HEADS], written with splits only: log2 of
+                 the sum of exponentials of the split's scores
+    q            [num_tokens, NUM_Q_HEADS, HEAD_DIM], a token's heads contiguous
+    k_cache, v_cache  [num_blocks, BLOCK_SIZE, num_kv_heads, HEAD_DIM], last dimension contiguous
+    cu_seqlens_q [num_seqs + 1], seq_lens [num_seqs], block_tables [num_seqs, max_blocks], int32
+    scale_log2   softmax scale * log2(e): exponentials are taken to base 2, the hardware's own
+
+    With IS_DECODE each sequence has at most one token, and tile number = sequence number. Else
+    sequence s begins at tile cu_seqlens_q[s] // TILE_TOKENS + s, and a binary search finds s.
+    """
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    # Late tiles of a chunk see the most keys: they start first, so that the launch ends evenly.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    if IS_DECODE:
+        seq = tile
+        first_token = 0
+    else:
+        seq = _sequence_of_tile(tile, cu_seqlens_q_ptr, num_seqs, TILE_TOKENS)
+        first_tile = tl.load(cu_seqlens_q_ptr + seq) // TILE_TOKENS + seq
+        first_token = (tile - first_tile) * TILE_TOKENS
+    query_start = tl.load(cu_seqlens_q_ptr + seq)
+    query_len = tl.load(cu_seqlens_q_ptr + seq + 1) - query_start
+    if first_token >= query_len:
+        return
+    seq_len = tl.load(seq_lens_ptr + seq)
+    first_position = seq_len - query_len + first_token
+
+    row = tl.arange(0, TILE_ROWS)
+    dim = tl.arange(0, PADDED_DIM)
+    token = row // GROUP_SIZE
+    head = kv_head * GROUP_SIZE + row % GROUP_SIZE
+    position = first_position + token
+    in_tile = (token < TILE_TOKENS) & (first_token + token < query_len)
+    out_row = (query_start + first_token + token).to(tl.int64)
+    q_mask = in_tile[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(
+        q_ptr + out_row[:, None] * q_stride + head[:, None] * HEAD_DIM + dim[None, :],
+        mask=q_mask,
+        other=0.0,
+    )
+
+    # The tile's last token sees keys up to itself; keys beyond are never touched. Keys before
+    # `all_see` are seen by every row, so they need no causal mask.
+    stop = first_position + tl.minimum(TILE_TOKENS, query_len - first_token)
+    all_see = (first_position + 1) // TILE_KEYS * TILE_KEYS
+    start = 0
+    if NUM_SPLITS > 1:
+        keys_per_split = tl.cdiv(tl.cdiv(stop, NUM_SPLITS), TILE_KEYS) * TILE_KEYS
+        start = split * keys_per_split
+        stop = tl.minimum(stop, start + keys_per_split)
+    middle = tl.maximum(start, tl.minimum(all_see, stop // TILE_KEYS * TILE_KEYS))
+
+    # A huge negative number instead of -inf: a row that has seen no key yet never meets inf - inf.
+    row_max = tl.full([TILE_ROWS], -1.0e30, tl.float32)
+    row_sum = tl.zeros([TILE_ROWS], tl.float32)
+    acc = tl.zeros([TILE_ROWS, PADDED_DIM], tl.float32)
+    table_ptr = block_tables_ptr + seq.to(tl.int64) * block_tables_stride
+    k_head_ptr = k_cache_ptr + kv_head * head_stride
+    v_head_ptr = v_cache_ptr + kv_head * head_stride
+    for key_start in range(start, middle, TILE_KEYS):
+        acc, row_max, row_sum = _attend_to_keys(
+            acc, row_max, row_sum, q, position, key_start, stop, scale_log2, table_ptr,
+            k_head_ptr, v_head_ptr, block_stride, slot_stride,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_KEYS, IS_MASKED=False,
+        )  # fmt: skip
+    for key_start in range(middle, stop, TILE_KEYS):
+        acc, row_max, row_sum = _attend_to_keys(
+            acc, row_max, row_sum, q, position, key_start, stop, scale_log2, table_ptr,
+            k_head_ptr, v_head_ptr, block_stride, slot_stride,
+            HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_KEYS, IS_MASKED=True,
+        )  # fmt: skip
+
+    is_empty = row_sum == 0.0  # a split without keys, or a padding row
+    row_sum = tl.where(is_empty, 1.0, row_sum)
+    acc = acc / row_sum[:, None]
+    out_row = out_row * NUM_Q_HEADS + head
+    if NUM_SPLITS > 1:
+        out_row += split.to(tl.int64) * num_tokens * NUM_Q_HEADS
+        log_sum = tl.where(is_empty, -1.0e30, row_max * scale_log2 + tl.log2(row_sum))
+        tl.store(log_sum_ptr + out_row, log_sum, mask=in_tile)
+    out_ptrs = out_ptr + out_row[:, None] * HEAD_DIM + dim[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
+
+
+@jit()
+def _sequence_of_tile(tile, cu_seqlens_q_ptr, num_seqs, TILE_TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The last sequence whose first tile is not after `tile`."""
+    low = 0
+    high = num_seqs - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        first_tile = tl.load(cu_seqlens_q_ptr + middle) // TILE_TOKENS + middle
+        if first_tile <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@jit()
+def _attend_to_keys(  # type: ignore[no-untyped-def]
+    acc,
+    row_max,
+    row_sum,
+    q,
+    position,
+    key_start,
+    stop,
+    scale_log2,
+    table_ptr,
+    k_head_ptr,
+    v_head_ptr,
+    block_stride,
+    slot_stride,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """One step of the online softmax: keys [key_start, key_start + TILE_KEYS) join the average.
+
+    acc holds sum(2^(score - row_max) * value) of the keys so far, row_sum the same without values.
+    A new maximum rescales both. With IS_MASKED, keys from `stop` on are not loaded (their slots may
+    hold NaN, or have no block), and keys after a row's own position get no weight.
+    """
+    key = key_start + tl.arange(0, TILE_KEYS)
+    dim = tl.arange(0, PADDED_DIM)
+    exists = key < stop
+    if BLOCK_SIZE % TILE_KEYS == 0:  # the tile lies in one block: one look-up
+        block = tl.load(table_ptr + key_start // BLOCK_SIZE).to(tl.int64)
+        slot = key_start % BLOCK_SIZE + tl.arange(0, TILE_KEYS)
+    else:
+        if IS_MASKED:
+            block = tl.load(table_ptr + key // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
+        else:
+            block = tl.load(table_ptr + key // BLOCK_SIZE).to(tl.int64)
+        slot = key % BLOCK_SIZE
+    offset = (block * block_stride + slot * slot_stride)[:, None] + dim[None, :]
+    if IS_MASKED:
+        mask = exists[:, None] & (dim < HEAD_DIM)[None, :]
+        k = tl.load(k_head_ptr + offset, mask=mask, other=0.0)
+        v = tl.load(v_head_ptr + offset, mask=mask, other=0.0)
+    elif HEAD_DIM == PADDED_DIM:
+        k = tl.load(k_head_ptr + offset)
+        v = tl.load(v_head_ptr + offset)
+    else:
+        k = tl.load(k_head_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+        v = tl.load(v_head_ptr + offset, mask=(dim < HEAD_DIM)[None, :], other=0.0)
+
+    score = dot(q, tl.trans(k), tl.zeros([q.shape[0], TILE_KEYS], tl.float32))
+    if IS_MASKED:
+        score = tl.where(key[None, :] <= position[:, None], score, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(score, axis=1))
+    weight = tl.exp2(score * scale_log2 - (new_max * scale_log2)[:, None])
+    rescale = tl.exp2((row_max - new_max) * scale_log2)
+    row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+    acc = dot(weight.to(v.dtype), v, acc * rescale[:, None])
+    return acc, new_max, row_sum

@@ -1,0 +1,149 @@
+"""Where the queries and keys of a step lie: the index work that all layers of a step share.
+
+Built once per step from the plan, then passed to `attention.paged_attention` by every layer. It
+shows the ragged batch: sequences of different lengths lie end to end, without padding, and
+`cu_seqlens_q` says where each begins. A decode is nothing but a chunk of one token.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+QUERY_TILE = 256  # torch path: query tokens of a chunk that are attended at a time
+SHORTEST_BUCKET = 8  # torch path: decodes of up to 2**8 tokens share one padded batch
+
+
+@dataclass(frozen=True)
+class GatherGroup:
+    """Work for one dense attention call of the torch path: B sequences, L query tokens of each.
+
+    tokens [B * L]   rows of q
+    slots  [B, S]    cache slots of each sequence's keys; where a sequence is shorter than S, its
+                     own last slot again, because an unwritten slot may hold NaN and 0 * NaN is NaN
+    mask   [B, L, S] True where a query token sees a key
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Where the queries and keys of a step lie. Built once per step, used by all layers.
+
+    cu_seqlens_q [num_seqs + 1] int32  sequence i owns the rows cu_seqlens_q[i]:cu_seqlens_q[i + 1]
+    seq_lens     [num_seqs] int32      length including this step's tokens; 0 for a padding row of
+                                       a CUDA graph, whose output is 0
+    block_tables [num_seqs, max_blocks] int32, unused entries -1
+
+    `max_query_len` and `max_seq_len` are upper bounds known on the host: launching a kernel never
+    has to ask the GPU. A CUDA graph is captured with the bounds of its bucket, over tensors whose
+    content is replaced before each replay.
+    """
+
+    cu_seqlens_q: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    block_size: int
+    max_query_len: int
+    max_seq_len: int
+
+    @classmethod
+    def build(
+        cls,
+        cu_seqlens_q: Tensor | Sequence[int],
+        seq_lens: Tensor | Sequence[int],
+        block_tables: Tensor | Sequence[Sequence[int]],
+        block_size: int,
+        device: torch.device | str | None = None,
+    ) -> AttentionMetadata:
+        """From tensors or lists on the host; `device` is where the tensors go (default: stay).
+
+        Block tables given as lists may have different lengths. Raises ValueError where the three
+        disagree about the number of sequences, or a table is too short for its sequence.
+        """
+        cu_seqlens_q = torch.as_tensor(cu_seqlens_q, dtype=torch.int32)
+        seq_lens = torch.as_tensor(seq_lens, dtype=torch.int32)
+        if not isinstance(block_tables, Tensor):
+            width = max((len(table) for table in block_tables), default=0)
+            rows = [[*table, *[-1] * (width - len(table))] for table in block_tables]
+            block_tables = torch.tensor(rows, dtype=torch.int32).view(len(rows), width)
+        block_tables = block_tables.to(torch.int32)
+        num_seqs = len(seq_lens)
+        if len(cu_seqlens_q) != num_seqs + 1 or len(block_tables) != num_seqs:
+            raise ValueError(
+                f"seq_lens describes {num_seqs} sequences, so cu_seqlens_q needs {num_seqs + 1} "
+                f"entries and block_tables {num_seqs} rows, but they have {len(cu_seqlens_q)} and "
+                f"{len(block_tables)}"
+            )
+        max_query_len = int(cu_seqlens_q.diff().max()) if num_seqs else 0
+        max_seq_len = int(seq_lens.max()) if num_seqs else 0
+        if max_seq_len > block_tables.shape[1] * block_size:
+            raise ValueError(
+                f"a sequence of {max_seq_len} tokens does not fit a block table of "
+                f"{block_tables.shape[1]} blocks of {block_size}"
+            )
+        return cls(
+            cu_seqlens_q.to(device, non_blocking=True),
+            seq_lens.to(device, non_blocking=True),
+            block_tables.to(device, non_blocking=True).contiguous(),
+            block_size,
+            max_query_len,
+            max_seq_len,
+        )
+
+    @property
+    def num_seqs(self) -> int:
+        return len(self.seq_lens)
+
+    @cached_property
+    def gather_groups(self) -> tuple[GatherGroup, ...]:
+        """The step as dense attention calls (torch path only; computed once per step).
+
+        Decodes of similar length are one call, padded to the longest: the lengths of a bucket
+        differ by at most a factor of 2 above 2**SHORTEST_BUCKET tokens. Chunks go one by one, in
+        tiles of QUERY_TILE tokens, and a tile leaves out the keys that lie after its last token.
+        """
+        starts, lengths = self.cu_seqlens_q.tolist(), self.seq_lens.tolist()
+        buckets: defaultdict[int, list[int]] = defaultdict(list)
+        groups = []
+        for seq, length in enumerate(lengths):
+            start, stop = starts[seq], starts[seq + 1]
+            if length == 0 or start == stop:
+                continue
+            if stop - start == 1:
+                buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
+                continue
+            for tile in range(start, stop, QUERY_TILE):
+                tile_stop = min(tile + QUERY_TILE, stop)
+                seen = length - (stop - tile_stop)
+                groups.append(self._group([seq], [tile], tile_stop - tile, [seen]))
+        for seqs in buckets.values():
+            seen_by = [lengths[seq] for seq in seqs]
+            groups.append(self._group(seqs, [starts[seq] for seq in seqs], 1, seen_by))
+        return tuple(groups)
+
+    def _group(
+        self, seqs: list[int], first_tokens: list[int], num_queries: int, lengths: list[int]
+    ) -> GatherGroup:
+        """A group of `num_queries` query tokens each, the last of which sees `lengths` keys."""
+        device = self.block_tables.device
+        length = torch.tensor(lengths, device=device)[:, None]
+        query = torch.arange(num_queries, device=device)
+        key = torch.arange(max(lengths), device=device)
+        position = torch.minimum(key, length - 1)  # [B, S]
+        tables = self.block_tables[torch.tensor(seqs, device=device)].long()
+        slots = (
+            tables.gather(1, position // self.block_size) * self.block_size
+            + position % self.block_size
+        )
+        tokens = torch.tensor(first_tokens, device=device)[:, None] + query
+        last_seen = length - num_queries + query  # [B, L]: a token sees the keys up to itself
+        return GatherGroup(tokens.flatten(), slots, key <= last_seen[:, :, None])
