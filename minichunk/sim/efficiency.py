@@ -40,25 +40,25 @@ class Efficiency:
 # 2024; github.com/microsoft/vidur, MIT licence): linear layers of Llama-2-7B and Llama-3-8B on an
 # A100 80 GB PCIe and of Llama-2-7B on an H100; attention of 32 query and 4 KV heads on an A100.
 AMPERE = Efficiency(
-    compute=0.728,
-    bandwidth=0.873,
-    sharpness=1.86,
-    launch=5.0e-6,
+    compute=0.726,
+    bandwidth=0.85,
+    sharpness=1.8,
+    launch=3.9e-6,
     elementwise=0.53,
     attention_compute=0.43,
-    attention_setup=1150.0,
+    attention_setup=1100.0,
     attention_bandwidth=0.77,
     attention_latency=16e-6,
 )
 # Attention was not measured on an H100: its shares are Ampere's.
 HOPPER = Efficiency(
-    compute=0.807,
-    bandwidth=0.873,
-    sharpness=1.37,
-    launch=3.3e-6,
-    elementwise=0.60,
+    compute=0.803,
+    bandwidth=0.892,
+    sharpness=1.39,
+    launch=4.0e-6,
+    elementwise=0.61,
     attention_compute=0.43,
-    attention_setup=1150.0,
+    attention_setup=1100.0,
     attention_bandwidth=0.77,
     attention_latency=16e-6,
 )
@@ -71,7 +71,7 @@ CDNA3 = Efficiency(
     launch=6e-6,
     elementwise=0.5,
     attention_compute=0.25,
-    attention_setup=1150.0,
+    attention_setup=1100.0,
     attention_bandwidth=0.65,
     attention_latency=20e-6,
 )
