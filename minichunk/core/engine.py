@@ -106,7 +106,9 @@ class Engine:
         for name, limit in (("queue_timeout", queue_timeout), ("timeout", timeout)):
             if limit is not None and not limit >= 0:
                 raise ValueError(f"{name}={limit} must be 0 or more seconds")
-        seed = self.config.seed * 1_000_003 + self._num_added if params.seed is None else params.seed
+        seed = (
+            self.config.seed * 1_000_003 + self._num_added if params.seed is None else params.seed
+        )
         request = Request(
             request_id,
             prompt if isinstance(prompt, PromptShape) else tuple(prompt),

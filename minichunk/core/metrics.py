@@ -149,7 +149,9 @@ def compute_metrics(
         ttft=Spread.of(r.ttft for r in per_request.values() if r.ttft is not None),
         tpot=Spread.of(r.tpot for r in per_request.values() if r.tpot is not None),
         itl=Spread.of(gap for r in per_request.values() for gap in r.itl),
-        queue_time=Spread.of(r.queue_time for r in per_request.values() if r.queue_time is not None),
+        queue_time=Spread.of(
+            r.queue_time for r in per_request.values() if r.queue_time is not None
+        ),
         num_stalls=len(stalls),
         longest_stall=max((stall.gap for stall in stalls), default=0.0),
         num_preemptions=sum(r.num_preemptions for r in per_request.values()),

@@ -161,7 +161,9 @@ class Scheduler:
         num_offers, patience = 0, 1000 + 100 * (len(self.running) + self.num_waiting)
         generator = self.policy.function(view, **self.policy.parameters)
         if not hasattr(generator, "send"):
-            raise PolicyError(f"policy {self.policy.name!r} is not a generator: it must yield offers")
+            raise PolicyError(
+                f"policy {self.policy.name!r} is not a generator: it must yield offers"
+            )
         granted: int | None = None
         while True:
             try:
@@ -250,14 +252,18 @@ class Scheduler:
         promised = min(
             pool.blocks_for(request.num_tokens + order.reserve_tokens(request)), pool.num_blocks
         )
-        victims = choose_victims(
-            [r for r in reversed(self.running_in_order()) if order.may_preempt(request, r)],
-            pool,
-            needed_blocks=promised + self.reserved_blocks,
-            needed_slots=len(self.running) + 1 - self.max_running,
-            hits=hits,
-            frees_reserve=True,
-        ) if self._is_tight(promised, hits) else []
+        victims = (
+            choose_victims(
+                [r for r in reversed(self.running_in_order()) if order.may_preempt(request, r)],
+                pool,
+                needed_blocks=promised + self.reserved_blocks,
+                needed_slots=len(self.running) + 1 - self.max_running,
+                hits=hits,
+                frees_reserve=True,
+            )
+            if self._is_tight(promised, hits)
+            else []
+        )
         if victims is None:
             full = len(self.running) >= self.max_running
             return self._refuse(request, SkipReason.SLOTS if full else SkipReason.BLOCKS)
@@ -292,9 +298,7 @@ class Scheduler:
         if limit > self.budget_left:
             limit = self.budget_left
         if limit < 1:
-            return self._refuse(
-                request, SkipReason.POLICY if num_tokens < 1 else SkipReason.BUDGET
-            )
+            return self._refuse(request, SkipReason.POLICY if num_tokens < 1 else SkipReason.BUDGET)
         return limit
 
     def _write(self, request: Request, num_tokens: int) -> None:

@@ -139,9 +139,10 @@ class DecodeFloors:
         row = self._steps[step]
         if row.decode_floor is not None:
             return row.decode_floor
-        if not self._medians or row.num_decodes < 1:
+        if not self._medians:
             return None
-        nearest = min(self._medians, key=lambda batch: (abs(batch - row.num_decodes), batch))
+        batch = max(1, row.num_decodes)  # a token may come from a recomputing chunk, too
+        nearest = min(self._medians, key=lambda known: (abs(known - batch), known))
         return self._medians[nearest]
 
 

@@ -8,7 +8,13 @@ simulated one differs from a measured one only in `meta["clock"]`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from minichunk.core.metrics import Metrics
+    from minichunk.core.stalls import Stall
+    from minichunk.core.why import Why
 
 TRACE_VERSION = 1
 
@@ -126,3 +132,71 @@ class Trace:
     skips: list[Skip] = field(default_factory=list)
     counters: list[CounterRow] = field(default_factory=list)
     block_events: list[BlockEvent] = field(default_factory=list)
+
+    # Each of these lives in a room of its own; the trace only knows the way there.
+
+    def metrics(self, **options: Any) -> Metrics:
+        """TTFT, TPOT, ITL, throughput and the rest (`core.metrics`)."""
+        from minichunk.core.metrics import compute_metrics
+
+        return compute_metrics(self, **options)
+
+    def stalls(self, **options: Any) -> list[Stall]:
+        """Gaps that a reader notices, each with its causes (`core.stalls`)."""
+        from minichunk.core.stalls import find_stalls
+
+        return find_stalls(self, **options)
+
+    def goodput(self, ttft: float, itl: float | None = None, tpot: float | None = None) -> float:
+        """Requests per second that met these limits in seconds (`core.metrics`)."""
+        from minichunk.core.metrics import goodput
+
+        return goodput(self, ttft, itl, tpot)
+
+    def why(self, request_id: str | int, step: int) -> Why:
+        """What a request got in a step, or why it got nothing (`core.why`)."""
+        from minichunk.core.why import why
+
+        return why(self, str(request_id), step)
+
+    def validate(self) -> None:
+        """Raise `TraceError` where the rows contradict each other (`core.trace_check`)."""
+        from minichunk.core.trace_check import validate
+
+        validate(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write JSONL, whole or not at all (`core.trace_io`)."""
+        from minichunk.core.trace_io import save
+
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read what `save` wrote; a `TraceError` says which line is not a trace's."""
+        from minichunk.core.trace_io import load
+
+        return load(path)
+
+    def to_chrome(self, path: str | Path) -> Path:
+        """Write a Chrome trace, which Perfetto opens (`core.chrome_trace`)."""
+        from minichunk.core.chrome_trace import to_chrome
+
+        return to_chrome(self, path)
+
+    def timeline(self, **options: Any) -> Any:
+        """The interactive timeline, for a notebook (`viz.timeline`)."""
+        from minichunk.viz.timeline import timeline
+
+        return timeline(self, **options)
+
+    def to_html(self, path: str | Path) -> Path:
+        """The interactive timeline as one self-contained page (`viz.html`)."""
+        from minichunk.viz.html import to_html
+
+        to_html(self, path)
+        return Path(path)
+
+
+class TraceError(ValueError):
+    """A trace, or a file that should be one, contradicts itself."""

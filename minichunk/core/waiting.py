@@ -28,7 +28,9 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         group = self.order.group(request)
         if not self._live(group):
-            self.order.group_joins(group, [other for other in list(self._heaps) if self._live(other)])
+            self.order.group_joins(
+                group, [other for other in list(self._heaps) if self._live(other)]
+            )
             self._heaps[group] = []
         entry = (self.order.key(request), request.index, request)
         heap = self._heaps[group]
