@@ -1,0 +1,1 @@
+"""Checks for the exercises of the course: `from minichunk.labs import check`."""
