@@ -128,49 +128,24 @@ def _run_task(
         return {"error": str(error)}
 
 
-def summary(trace: Trace) -> dict[str, float]:
-    """The figures of one run that a sweep compares; seconds, tokens per second."""
-    requests = trace.requests.values()
-    delays = scheduling_delays(trace)
-    ttfts = [r.token_times[0] - r.arrival for r in requests if r.token_times]
-    gaps = inter_token_gaps(trace)
-    end = trace.steps[-1].end if trace.steps else 0.0
-    begin = min((r.arrival for r in requests), default=0.0)
-    outputs = sum(len(r.token_times) for r in requests)
+def summary(trace: Trace) -> dict[str, float | None]:
+    """The figures of one run that a sweep compares; times in seconds, throughput in tokens/s."""
+    metrics = trace.metrics()
     return {
-        "requests": len(trace.requests),
-        "steps": len(trace.steps),
-        "seconds": end - begin,
-        "output_tokens_per_second": outputs / (end - begin) if end > begin else math.nan,
-        "p50_ttft": quantile(ttfts, 0.5),
-        "p99_ttft": quantile(ttfts, 0.99),
-        "p50_itl": quantile(gaps, 0.5),
-        "p99_itl": quantile(gaps, 0.99),
-        "max_itl": max(gaps, default=math.nan),
-        "p50_scheduling_delay": quantile(delays, 0.5),
+        "num_requests": metrics.num_requests,
+        "num_steps": metrics.num_steps,
+        "duration": metrics.duration,
+        "throughput": metrics.throughput,
+        "ttft_p50": metrics.ttft.p50,
+        "ttft_p99": metrics.ttft.p99,
+        "itl_p50": metrics.itl.p50,
+        "itl_p99": metrics.itl.p99,
+        "itl_max": metrics.itl.max,
+        "queue_time_p50": metrics.queue_time.p50,
+        "num_stalls": metrics.num_stalls,
+        "longest_stall": metrics.longest_stall,
+        "num_preemptions": metrics.num_preemptions,
     }
-
-
-def inter_token_gaps(trace: Trace) -> list[float]:
-    """All gaps between consecutive tokens of a request (ITL, also called TBT), in seconds."""
-    return [
-        after - before
-        for request in trace.requests.values()
-        for before, after in itertools.pairwise(request.token_times)
-    ]
-
-
-def scheduling_delays(trace: Trace) -> list[float]:
-    """From arrival to admission, in seconds; a request never admitted counts to the run's end."""
-    end = trace.steps[-1].end if trace.steps else 0.0
-    admitted = {event.request_id: event.time for event in trace.events if event.kind == "admit"}
-    return [admitted.get(rid, end) - record.arrival for rid, record in trace.requests.items()]
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all values do not exceed; nan of nothing."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 # How much load, and which chunk size -----------------------------------------------------------
@@ -183,11 +158,9 @@ class SLO:
     p99_itl: float
     median_scheduling_delay: float = 2.0
 
-    def is_met(self, figures: Mapping[str, float]) -> bool:
-        return (
-            figures["p99_itl"] <= self.p99_itl
-            and figures["p50_scheduling_delay"] <= self.median_scheduling_delay
-        )
+    def is_met(self, figures: Mapping[str, float | None]) -> bool:
+        gap, wait = figures["itl_p99"], figures["queue_time_p50"]
+        return (gap or 0.0) <= self.p99_itl and (wait or 0.0) <= self.median_scheduling_delay
 
 
 @dataclass(frozen=True)
@@ -196,10 +169,10 @@ class Capacity:
 
     rate: float
     slo: SLO
-    tried: dict[float, dict[str, float]] = field(default_factory=dict)
+    tried: dict[float, dict[str, float | None]] = field(default_factory=dict)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float | None]:
         """The summary at that rate; empty if even the lowest rate tried broke the promise."""
         return self.tried.get(self.rate, {})
 
@@ -222,7 +195,7 @@ def capacity(
     """
     if not start > 0 or not 0 < tolerance < 1:
         raise ValueError(f"start={start} must be above 0, tolerance={tolerance} between 0 and 1")
-    tried: dict[float, dict[str, float]] = {}
+    tried: dict[float, dict[str, float | None]] = {}
 
     def is_met(rate: float) -> bool:
         tried[rate] = summary(simulate(workload(rate), **arguments))
