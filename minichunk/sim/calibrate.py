@@ -14,7 +14,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minichunk.core.trace import Trace
 from minichunk.sim.cost import CostModel, StepLoad
@@ -28,8 +28,9 @@ _GROUPS = (
     (("linear", "elementwise"), ("compute", "bandwidth", "sharpness", "launch", "elementwise")),
     (("prefill_attention",), ("attention_compute", "attention_setup")),
     (("decode_attention",), ("attention_bandwidth", "attention_latency")),
-    (("step",), ("compute", "bandwidth", "attention_compute", "step_overhead")),
+    (("step",), ()),  # what of a whole step is fitted is the caller's choice
 )
+_OVERHEADS = ("step_overhead", "host_time")
 _CEILING = {field.name: 1.0 for field in fields(Efficiency)} | {
     name: math.inf
     for name in ("sharpness", "launch", "attention_setup", "attention_latency", "link_latency")
@@ -54,11 +55,21 @@ class Calibration:
 
     efficiency: Efficiency
     step_overhead: float
+    host_time: float
     fitted: tuple[Measurement, ...]
     held_out: tuple[Measurement, ...]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was fitted, as arguments for `CostModel` and `simulate`."""
+        return {
+            "efficiency": self.efficiency,
+            "step_overhead": self.step_overhead,
+            "host_time": self.host_time,
+        }
+
     def predict(self, measurement: Measurement) -> float:
-        return predict(measurement, self.efficiency, self.step_overhead)
+        return predict(measurement, **self.options)
 
     def errors(self, measurements: Iterable[Measurement]) -> list[float]:
         """Relative errors |predicted / measured - 1|, smallest first."""
@@ -79,12 +90,10 @@ class Calibration:
         return "\n".join(lines)
 
 
-def predict(measurement: Measurement, efficiency: Efficiency, step_overhead: float = 0.0) -> float:
+def predict(measurement: Measurement, efficiency: Efficiency, **overheads: Any) -> float:
     """The cost model's seconds for what was measured."""
     part, shape, gpu, load, _, split = measurement
-    model = CostModel(
-        shape, gpu, tensor_parallel=split, efficiency=efficiency, step_overhead=step_overhead
-    )
+    model = CostModel(shape, gpu, tensor_parallel=split, efficiency=efficiency, **overheads)
     if part == "linear":
         return model.linear_seconds(load.num_tokens)
     if part == "elementwise":
@@ -103,6 +112,8 @@ def fit(
     start: Efficiency,
     *,
     step_overhead: float = 0.002,
+    host_time: float = 0.0,
+    step_fields: Sequence[str] = ("compute", "bandwidth", "attention_compute", "step_overhead"),
     held_out: float = 0.25,
     seed: int = 0,
 ) -> Calibration:
@@ -110,7 +121,7 @@ def fit(
 
     Minimises the mean |log(predicted / measured)|, so that a row counts the same whether it took
     microseconds or seconds and a few odd rows do not pull. `held_out` is the share of rows, drawn
-    with `seed`, that the fit does not see.
+    with `seed`, that the fit does not see. `step_fields` are fitted to rows of part "step".
     """
     unusable = [row for row in measurements if not row.seconds > 0]
     if unusable or not measurements:
@@ -120,13 +131,13 @@ def fit(
     kept = max(1, round(len(rows) * (1 - held_out)))
     fitted, unseen = rows[:kept], rows[kept:]
     values = {field.name: getattr(start, field.name) for field in fields(start)}
-    values["step_overhead"] = step_overhead
+    values |= {"step_overhead": step_overhead, "host_time": host_time}
     for parts, names in _GROUPS:
         of_group = [row for row in fitted if row.part in parts]
         if of_group:
-            values |= _fit_group(of_group, names, values)
-    overhead = values.pop("step_overhead")
-    return Calibration(Efficiency(**values), overhead, tuple(fitted), tuple(unseen))
+            values |= _fit_group(of_group, names or tuple(step_fields), values)
+    step_overhead, host_time = (values.pop(name) for name in _OVERHEADS)
+    return Calibration(Efficiency(**values), step_overhead, host_time, tuple(fitted), tuple(unseen))
 
 
 def _fit_group(
@@ -141,9 +152,9 @@ def _fit_group(
 
     def loss(point: Sequence[float]) -> float:
         trial = values | unpack(point)
-        overhead = trial.pop("step_overhead")
+        overheads = {name: trial.pop(name) for name in _OVERHEADS}
         efficiency = Efficiency(**trial)
-        errors = (math.log(predict(row, efficiency, overhead) / row.seconds) for row in rows)
+        errors = (math.log(predict(row, efficiency, **overheads) / row.seconds) for row in rows)
         return sum(map(abs, errors)) / len(rows)
 
     point = [math.log(values[name]) for name in names]

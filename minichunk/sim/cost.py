@@ -170,9 +170,12 @@ class CostModel:
     """Seconds of a step on a GPU (or `tensor_parallel` of them), part by part.
 
     Each GPU computes its share of every matrix and of the heads; two all-reduces per layer join
-    the results. `step_overhead` is the serving software's constant per step: scheduling, input
-    preparation, sampling. `tile` rounds the rows of a matrix product up to whole tiles, as
-    kernels do (128 is typical): it shows why a chunk of 264 tokens costs more than one of 256.
+    the results. Two constants stand for the serving software: `step_overhead` is paid in every
+    step (scheduling, input preparation, sampling); `host_time` is what the host needs to launch
+    the step's kernels, hidden behind the GPU's work where that takes longer (near 0 with CUDA
+    graphs, tens of milliseconds where a deep model is launched kernel by kernel). `tile` rounds
+    the rows of a matrix product up to whole tiles, as kernels do (128 is typical): it shows why a
+    chunk of 264 tokens costs more than one of 256.
     """
 
     def __init__(
@@ -183,12 +186,19 @@ class CostModel:
         tensor_parallel: int = 1,
         efficiency: Efficiency | None = None,
         step_overhead: float = 0.002,
+        host_time: float = 0.0,
         tile: int | None = None,
     ) -> None:
         self.shape, self.gpu = get_shape(model), get_gpu(gpu)
         self.tensor_parallel = tensor_parallel
+        if efficiency is None and self.gpu.family not in EFFICIENCIES:
+            raise ValueError(
+                f"no efficiencies are known for the GPU family {self.gpu.family!r} (known: "
+                f"{', '.join(EFFICIENCIES)}): pass efficiency=, for instance from calibrate.fit"
+            )
         self.efficiency = efficiency or EFFICIENCIES[self.gpu.family]
         self.step_overhead = step_overhead
+        self.host_time = host_time
         self.tile = tile
         self.counter = StepCounter(self.shape)
         if tensor_parallel < 1 or self.shape.num_heads % tensor_parallel:
@@ -196,8 +206,10 @@ class CostModel:
                 f"tensor_parallel={tensor_parallel} must divide the {self.shape.num_heads} "
                 f"attention heads of {self.shape.name}"
             )
-        if step_overhead < 0:
-            raise ValueError(f"step_overhead={step_overhead} must be 0 seconds or more")
+        if step_overhead < 0 or host_time < 0:
+            raise ValueError(
+                f"step_overhead={step_overhead} and host_time={host_time} must be 0 seconds or more"
+            )
         if tile is not None and tile < 1:
             raise ValueError(f"tile={tile} must be at least 1 row")
         self._rows: dict[int, tuple[Part, ...]] = {}
@@ -251,6 +263,10 @@ class CostModel:
         if load.num_decodes:
             seconds = self.decode_attention_seconds(load.num_decodes, load.decode_context)
             parts.append(self.counter.decode_attention(load)._replace(seconds=seconds))
+        seconds = self.step_overhead
+        if self.host_time:
+            seconds += max(0.0, self.host_time - sum(part.seconds for part in parts))
+        parts.append(Part("overhead", 0.0, 0.0, seconds))
         return parts
 
     def _totals(self, load: StepLoad) -> tuple[float, float, float]:
@@ -308,7 +324,7 @@ class CostModel:
     def _row_parts(self, rows: int) -> tuple[Part, ...]:
         linear = self.counter.linear(rows)._replace(seconds=self.linear_seconds(rows))
         small = self.counter.elementwise(rows)._replace(seconds=self.elementwise_seconds(rows))
-        parts = [Part("overhead", 0.0, 0.0, self.step_overhead), linear, small]
+        parts = [linear, small]
         if self.tensor_parallel > 1:
             parts.append(Part("all_reduce", 0.0, 0.0, self.all_reduce_seconds(rows)))
         return tuple(parts)

@@ -23,7 +23,7 @@ from minichunk.core.trace import Trace
 from minichunk.sim.cost import CostModel, StepLoad
 from minichunk.sim.executor import SimulatedExecutor
 
-_COST_OPTIONS = ("tensor_parallel", "efficiency", "step_overhead", "tile")
+_COST_OPTIONS = ("tensor_parallel", "efficiency", "step_overhead", "host_time", "tile")
 
 
 def simulate(
@@ -38,9 +38,10 @@ def simulate(
     """Serve a workload on a modelled GPU and return the trace, its times in virtual seconds.
 
     `model` and `gpu` are slugs (or a `ModelShape`, a `GPU`). `options` are those of `CostModel`
-    (`tensor_parallel`, `efficiency`, `step_overhead`, `tile`) and the engine's knobs (`policy`,
-    `order`, `max_num_batched_tokens`, `chunk_size`, …; see `EngineConfig`). Unless `num_blocks`
-    is given, the block pool fills `memory_fraction` of the GPU's memory beside the weights.
+    (`tensor_parallel`, `efficiency`, `step_overhead`, `host_time`, `tile`) and the engine's knobs
+    (`policy`, `order`, `max_num_batched_tokens`, `chunk_size`, …; see `EngineConfig`). Unless
+    `num_blocks` is given, the block pool fills `memory_fraction` of the GPU's memory beside the
+    weights.
     Raises ValueError for an unknown slug or option, and if the weights do not fit.
     """
     cost_options = {key: options.pop(key) for key in _COST_OPTIONS if key in options}
@@ -64,6 +65,7 @@ def simulated_engine(
         "peak_flops": cost_model.peak_flops,
         "peak_bandwidth": cost_model.peak_bandwidth,
         "step_overhead": cost_model.step_overhead,
+        "host_time": cost_model.host_time,
         "versions": {"python": platform.python_version()},
     }
     executor = SimulatedExecutor(cost_model)
