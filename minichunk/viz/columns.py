@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minichunk.core.metrics import Metrics, compute_metrics
-from minichunk.core.stalls import Cause, Gap, find_stalls, gaps
+from minichunk.core.stalls import Cause, Gap, StepIndex, find_stalls, gaps
 from minichunk.core.trace import Trace
 
 PAYLOAD_VERSION = 1
@@ -107,26 +107,12 @@ def pane(name: str, trace: Trace) -> dict[str, Any]:
     }
 
 
-def chunk_numbers(trace: Trace) -> dict[int, tuple[int, int]]:
-    """Position in `trace.spans` of each prefill chunk -> (i, n) as in "chunk i/n".
-
-    A preempted request starts counting anew: its recomputation is a pass of its own.
-    """
-    passes: dict[str, list[list[int]]] = {}
-    end: dict[str, int] = {}
-    for row, span in enumerate(trace.spans):
-        if span.kind != "prefill":
-            continue
-        runs = passes.setdefault(span.request_id, [])
-        if not runs or span.first_position != end[span.request_id]:
-            runs.append([])
-        runs[-1].append(row)
-        end[span.request_id] = span.first_position + span.tokens
+def chunk_numbers(trace: Trace) -> dict[tuple[str, int], tuple[int, int]]:
+    """(request, step) of each prefill chunk -> (i, n) as in "chunk i/n", as stalls count them."""
     return {
-        row: (i, len(run))
-        for runs in passes.values()
-        for run in runs
-        for i, row in enumerate(run, start=1)
+        (chunk.request_id, step): (chunk.index, chunk.count)
+        for step, chunks in StepIndex(trace).chunks.items()
+        for chunk in chunks
     }
 
 
@@ -178,7 +164,10 @@ def _steps(trace: Trace) -> dict[str, Any]:
 
 def _spans(trace: Trace, index: Mapping[str, int]) -> dict[str, Any]:
     numbers = chunk_numbers(trace)
-    chunks = [numbers.get(row, (0, 0)) for row in range(len(trace.spans))]
+    chunks = [
+        numbers[span.request_id, span.first_step] if span.kind == "prefill" else (0, 0)
+        for span in trace.spans
+    ]
     return {
         "request": [index[span.request_id] for span in trace.spans],
         "first": [span.first_step for span in trace.spans],

@@ -55,7 +55,7 @@ def script_safe(value: Any) -> str:
 
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """The display options that JavaScript understands; an unknown one is an error, with its name."""
+    """The display options that JavaScript understands; an unknown one is an error that names it."""
     known = {"cursor", "view", "selection", "theme", "height"}
     unknown = sorted(set(options) - known)
     if unknown:

@@ -77,8 +77,8 @@ class Timeline(anywidget.AnyWidget):
         source = html.escape(page(self.payload, self._shown()))
         return (
             f'<iframe title="minichunk timeline" srcdoc="{source}" '
-            f'style="width:100%;height:{height}px;border:0" sandbox="allow-scripts allow-downloads">'
-            "</iframe>"
+            f'style="width:100%;height:{height}px;border:0" '
+            'sandbox="allow-scripts allow-downloads"></iframe>'
         )
 
     def _shown(self) -> dict[str, Any]:
@@ -117,10 +117,11 @@ def with_picture(bundle: Any, to_png: Any) -> Any:
 
 
 def widgets_answer() -> bool:
-    """Whether a widget manager can be expected. Colab's is switched on; MINICHUNK_WIDGETS=0 says no.
+    """Whether a widget manager can be expected. Colab's is switched on first.
 
     A kernel cannot ask its front end before it displays, so this goes by what front ends tell of
     themselves; everything else is taken to have a widget manager, as Jupyter does.
+    MINICHUNK_WIDGETS=0 or 1 in the environment overrules.
     """
     wish = os.environ.get("MINICHUNK_WIDGETS")
     if wish in ("0", "1"):

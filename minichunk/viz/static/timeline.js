@@ -737,7 +737,7 @@ export function chromeTrace(payload) {
     const slice = (pid, tid, name, t0, t1, args) => events.push({ ph: "X", pid, tid, name, ts: us(t0), dur: Math.max(0, Math.round((us(t1) - us(t0)) * 10) / 10), ...(args ? { args } : {}) });
     const named = (what, pid, tid, name) => events.push({ ph: "M", name: what, pid, tid, ts: 0, args: { name } });
     named("process_name", requestsPid, 0, payload.panes.length > 1 ? `${pane.name}: requests` : "requests");
-    named("process_name", enginePid, 0, `${payload.panes.length > 1 ? `${pane.name}: ` : ""}engine, ${pane.headline}`);
+    named("process_name", enginePid, 0, `${payload.panes.length > 1 ? `${pane.name}: ` : ""}engine, ${pane.simulated ? "simulated" : "measured"}`);
     requests.id.forEach((id, i) => named("thread_name", requestsPid, i + 1, id));
     steps.start.forEach((start, i) => {
       slice(enginePid, 1, `step ${i}`, start, steps.end[i], { prefill_tokens: steps.prefill[i], decode_tokens: steps.decode[i], budget: steps.budget[i] });
