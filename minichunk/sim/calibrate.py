@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from minichunk.core.trace import Trace
-from minichunk.sim.cost import CostModel, StepLoad
+from minichunk.sim.cost import CostModel
+from minichunk.sim.counter import StepLoad
 from minichunk.sim.efficiency import Efficiency
 from minichunk.sim.hardware import GPU, get_gpu
 from minichunk.sim.shapes import ModelShape, get_shape

@@ -1,58 +1,20 @@
-"""What a StepPlan costs: floating-point operations and bytes, counted; seconds, modelled.
+"""How long a StepPlan takes on a GPU: the seconds of each part, by a smooth roofline.
 
-The counter needs only the model's shape and serves simulated and real hardware alike. The seconds
-are a roofline (Williams et al., CACM 2009) per part of the step. It shows why mixing works: decode
-tokens ride in the same matrix products as a chunk, whose weights are read once for both.
+Each part takes as long as its operations at a share of peak rate, or its bytes at a share of peak
+bandwidth, whichever is longer (Williams et al., Roofline, CACM 2009), and a little more near the
+ridge. The simulated executor asks here what the step it was given would have cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from minichunk.core.plan import ScheduledChunk, StepCost, StepPlan
+from minichunk.core.plan import StepCost, StepPlan
+from minichunk.sim.counter import Part, StepCounter, StepLoad, load_of
 from minichunk.sim.efficiency import EFFICIENCIES, Efficiency
 from minichunk.sim.hardware import GPU, get_gpu
 from minichunk.sim.shapes import BYTES_PER_ELEMENT, ModelShape, get_shape
-
-
-class StepLoad(NamedTuple):
-    """The sums over a plan that its cost depends on; decodes need no row of their own."""
-
-    num_tokens: int  # rows of the matrix products
-    num_sampled: int  # rows of the LM head
-    prefill_tokens: int = 0
-    prefill_pairs: float = 0.0  # query-key pairs under the causal mask
-    prefill_context: int = 0  # keys and values read: Σ end of chunk
-    num_decodes: int = 0
-    decode_context: int = 0  # keys and values read: Σ sequence length
-
-
-def load_of(chunks: Sequence[ScheduledChunk]) -> StepLoad:
-    """Sum up the chunks of a plan."""
-    sampled = rows = context = decodes = decode_context = 0
-    pairs = 0.0
-    for _, start, count, _, _, sampling, is_decode, _ in chunks:
-        if sampling is not None:
-            sampled += 1
-        if is_decode:
-            decodes += 1
-            decode_context += start + 1
-        else:
-            rows += count
-            pairs += count * (start + (count + 1) / 2)
-            context += start + count
-    return StepLoad(rows + decodes, sampled, rows, pairs, context, decodes, decode_context)
-
-
-class Part(NamedTuple):
-    """One kind of work in a step: totals over all layers (and over all GPUs)."""
-
-    name: str
-    flops: float
-    bytes: float
-    seconds: float = 0.0
 
 
 class StepBreakdown(NamedTuple):
@@ -84,86 +46,6 @@ class StepBreakdown(NamedTuple):
     @property
     def bandwidth_utilisation(self) -> float:
         return self.bytes / (self.seconds * self.peak_bandwidth)
-
-
-class StepCounter:
-    """Counts a step's operations and bytes from the model's shape alone, for any hardware.
-
-    Pass it to the engine as `annotate=`: `counter(plan)` is a `StepCost` without a decode floor.
-    Every weight is read once per step, activations move between memory and kernel once per
-    product, and attention reads each chunk's keys and values once.
-    """
-
-    def __init__(self, model: str | ModelShape) -> None:
-        self.shape = get_shape(model)
-        # Elements of one token's activations that the small kernels of a layer read and write:
-        # two normalisations, rotary embedding of queries and keys, activation, residual sum.
-        shape = self.shape
-        self.elementwise_size = (
-            4 * shape.hidden_size
-            + 2 * (shape.query_size + shape.kv_size)
-            + (3 if shape.gated_mlp else 2) * shape.ffn_size
-            + 3 * shape.hidden_size
-        )
-
-    def __call__(self, plan: StepPlan) -> StepCost:
-        parts = self.count(load_of(plan.chunks))
-        return StepCost(sum(part.flops for part in parts), sum(part.bytes for part in parts))
-
-    def count(self, load: StepLoad) -> list[Part]:
-        """All parts of a step, without seconds."""
-        return [
-            self.linear(load.num_tokens),
-            self.elementwise(load.num_tokens),
-            self.prefill_attention(load),
-            self.decode_attention(load),
-            self.lm_head(load.num_sampled),
-        ]
-
-    def linear(self, rows: int) -> Part:
-        """The matrix products of all layers for `rows` tokens."""
-        flops = 2.0 * rows * self.shape.linear_params
-        size = sum(m + rows * (a + b) for m, a, b in self._products()) * self.shape.num_layers
-        return Part("linear", flops, float(BYTES_PER_ELEMENT * size))
-
-    def elementwise(self, rows: int) -> Part:
-        size = rows * self.elementwise_size * self.shape.num_layers
-        return Part("elementwise", float(size), float(BYTES_PER_ELEMENT * size))
-
-    def prefill_attention(self, load: StepLoad) -> Part:
-        """Attention of each chunk over its prefix and, causally, over itself."""
-        shape = self.shape
-        flops = 4.0 * shape.query_size * load.prefill_pairs * shape.num_layers
-        return Part(
-            "prefill_attention",
-            flops,
-            self._attention_bytes(load.prefill_context, load.prefill_tokens),
-        )
-
-    def decode_attention(self, load: StepLoad) -> Part:
-        """Attention of one token each over its whole context."""
-        shape = self.shape
-        flops = 4.0 * shape.query_size * load.decode_context * shape.num_layers
-        return Part(
-            "decode_attention", flops, self._attention_bytes(load.decode_context, load.num_decodes)
-        )
-
-    def lm_head(self, rows: int) -> Part:
-        """Logits, only for the rows that sample: the last token of a prompt, and each decode."""
-        if rows == 0:
-            return Part("lm_head", 0.0, 0.0)
-        weights = self.shape.hidden_size * self.shape.vocab_size
-        size = weights + rows * (self.shape.hidden_size + self.shape.vocab_size)
-        return Part("lm_head", 2.0 * rows * weights, float(BYTES_PER_ELEMENT * size))
-
-    def _products(self) -> list[tuple[int, int, int]]:
-        return [(a * b, a, b) for _, a, b in self.shape.matrices]
-
-    def _attention_bytes(self, context: int, rows: int) -> float:
-        """Keys and values read, those of the new rows written, queries read, outputs written."""
-        shape = self.shape
-        queries = 2.0 * rows * shape.query_size * shape.num_layers * BYTES_PER_ELEMENT
-        return float(context + rows) * shape.kv_bytes_per_token + queries
 
 
 class CostModel:

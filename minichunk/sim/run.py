@@ -20,7 +20,8 @@ from minichunk.core.config import EngineConfig
 from minichunk.core.engine import Engine
 from minichunk.core.request import RequestSpec
 from minichunk.core.trace import Trace
-from minichunk.sim.cost import CostModel, StepLoad
+from minichunk.sim.cost import CostModel
+from minichunk.sim.counter import StepLoad
 from minichunk.sim.executor import SimulatedExecutor
 
 _COST_OPTIONS = ("tensor_parallel", "efficiency", "step_overhead", "host_time", "tile")
