@@ -2,7 +2,7 @@
 
 Every kernel file imports `jit` and `tl` from here. Where Triton is absent (macOS, Windows) the
 files still import, and only a launch raises. With TRITON_INTERPRET=1 in the environment before the
-first import, Triton runs the kernels in numpy on the CPU: that is how they are tested without a GPU.
+first import, Triton runs the kernels in numpy on the CPU: so they are tested without a GPU.
 """
 
 from __future__ import annotations

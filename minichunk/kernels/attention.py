@@ -22,7 +22,7 @@ from minichunk.kernels._triton import dot, jit, next_power_of_2, tl
 from minichunk.kernels.attention_metadata import AttentionMetadata
 from minichunk.kernels.backend import num_multiprocessors, runs_on_triton, target_name
 from minichunk.kernels.split_kv import choose_num_splits, combine_splits
-from minichunk.kernels.tiles import attention_tile
+from minichunk.kernels.tiles import AttentionTile, attention_tile
 
 __all__ = ["AttentionMetadata", "paged_attention"]
 
@@ -94,12 +94,13 @@ def paged_attention_triton(
     metadata: AttentionMetadata,
     scale: float,
     num_splits: int | None = None,
+    tile: AttentionTile | None = None,
 ) -> Tensor:
     """`paged_attention` on Triton: one launch, or two where long contexts are split.
 
     Everything that shapes the launch is known on the host (sizes of tensors and the metadata's
     upper bounds), so it never waits for the GPU and may be captured in a CUDA graph. `num_splits`
-    overrides the rule of `split_kv.choose_num_splits`.
+    overrides the rule of `split_kv.choose_num_splits`, and `tile` the table of `tiles.py`.
     """
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -110,7 +111,8 @@ def paged_attention_triton(
             f"{q.stride()} and the caches {k_cache.stride()} and {v_cache.stride()}"
         )
     is_decode = metadata.max_query_len <= 1
-    tile = attention_tile(target_name(q.device), q.dtype, head_dim, group_size, is_decode)
+    if tile is None:
+        tile = attention_tile(target_name(q.device), q.dtype, head_dim, group_size, is_decode)
     tokens_per_tile = tile.rows // group_size
     if is_decode:
         num_tiles = metadata.num_seqs
@@ -159,6 +161,7 @@ def paged_attention_triton(
         NUM_SPLITS=num_splits,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        enable_fp_fusion=True,
     )
     if num_splits > 1:
         combine_splits(partial, log_sums, out)

@@ -183,7 +183,7 @@ def _gumbel_noise(seed, position, first_counter, TILE: tl.constexpr):  # type: i
 def best_of_tiles_kernel(  # type: ignore[no-untyped-def]
     out_ptr, best_score_ptr, best_id_ptr, num_tiles, PADDED_TILES: tl.constexpr
 ):
-    """One program: the best of one row. out int64 [num_rows]; the rest as the first kernel left it."""
+    """One program: the best of one row's tiles. out int64 [num_rows]; the rest as there."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, PADDED_TILES)
     score_ptrs = best_score_ptr + row * num_tiles + tile
