@@ -50,10 +50,14 @@ class ModelExecutor:
     def reserve(self, num_blocks: int, block_size: int) -> None:
         """Make the KV tensors at least this large. Their old content is lost if they must grow."""
         if num_blocks * block_size > self.kv.num_slots:
-            if self._graphs is not None:
-                self._graphs.clear()  # they were recorded with the old tensors' addresses
-            self.kv = KVTensors(self.config, 0, self.device, self.dtype)  # free before allocating
+            self.release()  # first, so that old and new need not fit side by side
             self.kv = KVTensors(self.config, num_blocks * block_size, self.device, self.dtype)
+
+    def release(self) -> None:
+        """Give the KV tensors' memory back, and the graphs that were recorded with them."""
+        if self._graphs is not None:
+            self._graphs.clear()
+        self.kv = KVTensors(self.config, 0, self.device, self.dtype)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One step: batch, decoder, sampler; ends when the device has finished."""

@@ -185,7 +185,7 @@ class GGUFFile:
         theta = float(self._field("llama.rope.freq_base", 10000.0))
         head_dim = 2 * len(factors)
         rope = {**LLAMA3_ROPE, "factor": float(factors.max())}
-        probe = LlamaConfig(
+        probe = LlamaConfig(  # type: ignore[call-arg]  # rope_theta: any version knows it
             hidden_size=head_dim,
             num_attention_heads=1,
             max_position_embeddings=131072,
@@ -216,7 +216,8 @@ class GGUFFile:
             return AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
 
         tokens = self._field("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ")) for merge in self._field("tokenizer.ggml.merges")]
+        pairs = (merge.partition(" ") for merge in self._field("tokenizer.ggml.merges"))
+        merges = [(first, second) for first, _, second in pairs]
         kinds = self._field("tokenizer.ggml.token_type", [1] * len(tokens))
         pre = self._field("tokenizer.ggml.pre", "gpt-2")
         if pre not in PIECES:

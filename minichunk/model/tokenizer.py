@@ -57,7 +57,7 @@ def tokenizer_from_folder(folder: str | Path) -> PreTrainedTokenizerBase | None:
 
 def byte_level_tokenizer(
     tokens: Sequence[str],
-    merges: list[tuple[str, ...]],
+    merges: list[tuple[str, str]],
     *,
     pieces: str = "bytes",
     control: Collection[str] = (),

@@ -1,0 +1,103 @@
+"""What "auto" means for device, precision and kernels, and the loading of an executor with them."""
+
+from __future__ import annotations
+
+import torch
+
+from minichunk.model.errors import ModelError
+from minichunk.model.executor import ModelExecutor
+from minichunk.model.resolve import ResolvedModel
+from minichunk.model.weights import load_weights
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+AMPERE = (8, 0)  # the first NVIDIA generation with bfloat16 in its tensor cores
+
+
+def load_executor(
+    model: ResolvedModel,
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    dtype: str | torch.dtype = "auto",
+    compiled: bool = False,
+    cuda_graphs: bool = True,
+) -> ModelExecutor:
+    """Load a model's weights onto a device. Raises ModelError for what does not go together."""
+    where = choose_device(device)
+    precision = choose_dtype(dtype, where)
+    kernels = choose_backend(backend, where)
+    # Packed weights are opaque to torch.compile, which arranges plain ones itself.
+    packed = where.type == "cpu" and not compiled
+    try:
+        weights = load_weights(model.tensors, model.config, where, precision, packed=packed)
+    except torch.OutOfMemoryError as error:
+        size = model.config.num_parameters * precision.itemsize / 2**30
+        raise ModelError(
+            f"the weights of {model.name} take {size:.1f} GiB in {precision}, which {where} does "
+            "not have; choose a smaller model or a 16-bit dtype"
+        ) from error
+    return ModelExecutor(
+        model.config, weights, backend=kernels, compiled=compiled, cuda_graphs=cuda_graphs
+    )
+
+
+def choose_device(device: str) -> torch.device:
+    """The GPU if there is one, unless a device is named."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ModelError(f"device={device!r} is not known; try 'auto', 'cpu' or 'cuda'") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"device={device!r}, but torch sees no GPU here; use device='cpu'")
+    return chosen
+
+
+def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """bfloat16 where the hardware multiplies it, else float16 on GPUs and float32 on CPUs."""
+    if dtype == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
+        return torch.bfloat16 if gpu_multiplies_bfloat16(device) else torch.float16
+    chosen = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
+    if chosen is None or chosen not in DTYPES.values():
+        raise ModelError(f"dtype={dtype!r} is not known; choose one of: auto, {', '.join(DTYPES)}")
+    if chosen is torch.bfloat16 and not gpu_multiplies_bfloat16(device):
+        raise ModelError(
+            f"dtype=bfloat16 needs a GPU of compute capability 8.0 or more, and {device} is older; "
+            "use dtype='float16'"
+        )
+    return chosen
+
+
+def choose_backend(backend: str, device: torch.device) -> str:
+    """Triton where it emits tensor-core instructions (sm_80 and up, ROCm), else torch."""
+    if backend not in ("auto", "torch", "triton"):
+        raise ModelError(f"backend={backend!r} is not known; choose auto, torch or triton")
+    if backend != "auto":
+        return backend
+    return "triton" if device.type == "cuda" and gpu_multiplies_bfloat16(device) else "torch"
+
+
+def gpu_multiplies_bfloat16(device: torch.device) -> bool:
+    """False only for NVIDIA GPUs before Ampere."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return True
+    return torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 products in hardware: AMX or AVX512-BF16.
+
+    Elsewhere bfloat16 is emulated, several times slower than float32.
+    """
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(check() for name in checks if (check := getattr(torch.cpu, name, None)))
