@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
@@ -50,6 +51,8 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float | None) -> None:
+        if seconds is not None and not 0.0 <= seconds < math.inf:
+            raise ValueError(f"a step took {seconds} seconds: it must be finite and 0 or more")
         self._now += seconds or 0.0
 
     def wait_until(self, when: float) -> None:

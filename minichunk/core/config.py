@@ -53,6 +53,11 @@ class EngineConfig:
                 f"long_prefill_threshold={self.long_prefill_threshold} work together: set both"
             )
 
+    def as_meta(self) -> dict[str, Any]:
+        """The knobs that explain a trace; policy and order are spelled out by the engine."""
+        apart = ("policy", "order", "check_invariants")
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
+
     @classmethod
     def make(cls, preset: str | None = None, **knobs: Any) -> EngineConfig:
         """A configuration from a preset's knobs and one's own, which win."""

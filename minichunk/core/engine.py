@@ -7,19 +7,20 @@ also be called from within an executor or while events are handled, and takes ef
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from minichunk.core.agenda import Agenda
 from minichunk.core.clock import Clock, WallClock
 from minichunk.core.config import EngineConfig
 from minichunk.core.drive import Feed
+from minichunk.core.intake import check_numbers, read_prompt, refuse_impossible
 from minichunk.core.invariants import check_plan, check_state
-from minichunk.core.plan import Executor, StepCost, StepPlan
+from minichunk.core.plan import Executor, StepCost, StepPlan, StepResult
 from minichunk.core.recorder import Recorder
-from minichunk.core.request import FinishReason, PromptShape, Request, RequestStatus, SamplingParams
+from minichunk.core.request import FinishReason, PromptShape, Request, SamplingParams
 from minichunk.core.scheduler import Scheduler
 from minichunk.core.trace import Trace
 
@@ -73,10 +74,15 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}  # those that are not finished yet
         self._num_added = 0
-        self._arrivals: list[tuple[float, int, Request]] = []
-        self._deadlines: list[tuple[float, int, str, Request]] = []
-        self._outside_events: list[TokenEvent] = []
-        self.trace.meta = {**_meta_of(self), **(meta or {})}
+        self._agenda = Agenda()
+        self._events: list[TokenEvent] = []  # not handed to the caller yet
+        self.trace.meta = {
+            "clock": self.clock.name,
+            "policy": str(self.scheduler.policy),
+            "order": str(self.scheduler.order),
+            **config.as_meta(),
+            **(meta or {}),
+        }
 
     # The door ----------------------------------------------------------------------------------
 
@@ -98,40 +104,35 @@ class Engine:
         when it arrives, by an event). Neither disturbs anybody else.
         """
         params = params or SamplingParams()
-        now = self.clock.now()
-        if request_id is None:
-            request_id = str(self._num_added)
-        if request_id in self.trace.requests or request_id in self.requests:
-            raise ValueError(f"request_id={request_id!r} is in use already: choose another")
-        for name, limit in (("queue_timeout", queue_timeout), ("timeout", timeout)):
-            if limit is not None and not limit >= 0:
-                raise ValueError(f"{name}={limit} must be 0 or more seconds")
-        seed = (
-            self.config.seed * 1_000_003 + self._num_added if params.seed is None else params.seed
-        )
+        if params.seed is None:
+            params = replace(params, seed=self.config.seed * 1_000_003 + self._num_added)
         request = Request(
-            request_id,
-            prompt if isinstance(prompt, PromptShape) else tuple(prompt),
-            replace(params, seed=seed) if params.seed is None else params,
-            now if arrival_time is None else arrival_time,
+            self._unused_id() if request_id is None else request_id,
+            read_prompt(prompt, self.vocab_size),
+            params,
+            self.clock.now() if arrival_time is None else arrival_time,
             priority,
             tenant,
             queue_timeout,
             timeout,
             index=self._num_added,
         )
-        self._refuse_impossible(request)
-        if arrival_time is None and self._queue_is_full():
+        check_numbers(request)
+        request_id = request.request_id
+        if request_id in self.requests or request_id in self.trace.requests:
+            raise ValueError(f"request_id={request_id!r} is in use already: choose another")
+        refuse_impossible(request, self.config, self.scheduler.pool)
+        if arrival_time is not None:
+            self._agenda.expect(request)
+        elif self._queue_is_full():
             raise QueueFullError(
                 f"{self.scheduler.num_waiting} requests are waiting and max_queued_requests="
                 f"{self.config.max_queued_requests}: try later or raise it"
             )
+        else:
+            self._arrive(request)
         self._num_added += 1
         self.requests[request_id] = request
-        if arrival_time is None:
-            self._arrive(request)
-        else:
-            heapq.heappush(self._arrivals, (request.arrival_time, request.index, request))
         return request_id
 
     def cancel(self, request_id: str) -> bool:
@@ -146,23 +147,25 @@ class Engine:
         return True
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests) or bool(self._outside_events)
+        return bool(self.requests) or bool(self._events)
 
     # The loop ----------------------------------------------------------------------------------
 
     def step(self) -> list[TokenEvent]:
         """Schedule, execute and apply one step; returns what happened.
 
-        With nothing due it waits for the next arrival. An executor's error is passed on with the
-        engine as it was before the step.
+        With nothing due it waits for the next arrival. An error of the policy, the executor or
+        `annotate` is passed on with the engine as it was before the step: call again, and it goes
+        on. An error of `stop_check` is passed on after the step; its events come with the next.
         """
         self._let_in()
-        if not self.scheduler.has_work:
-            if not self._outside_events and self._arrivals:
-                self.clock.wait_until(self._arrivals[0][0])
+        if not self.scheduler.has_work and not self._events:
+            next_arrival = self._agenda.next_arrival
+            if next_arrival is not None:
+                self.clock.wait_until(next_arrival)
                 self._let_in()
-            if not self.scheduler.has_work:
-                return self._take_outside_events()
+        if not self.scheduler.has_work:
+            return self._take_events()
 
         start = self.recorder.now = self.clock.now()
         before = time.perf_counter()
@@ -172,22 +175,26 @@ class Engine:
             check_plan(self.scheduler, plan)
         try:
             result = self.executor.execute(plan)
+            self.clock.advance(result.duration)
+            end = self.clock.now()
+            _check_tokens(plan, result)
+            cost = result.cost or (self.annotate(plan) if self.annotate else None)
         except BaseException:
-            self.scheduler.undo(plan.chunks)
+            self.scheduler.undo(plan)
             raise
-        self.clock.advance(result.duration)
-        end = self.recorder.now = self.clock.now()
-        cost = result.cost or (self.annotate(plan) if self.annotate else None)
-
+        self.recorder.now = end
         self.scheduler.apply(plan)
-        events = self._hand_out(plan, result.token_ids, end)
+        failure = self._hand_out(plan, result.token_ids, end)
         pool = self.scheduler.pool
         blocks = (pool.num_free, pool.num_used, self.scheduler.reserved_blocks)
         self.recorder.counters(self.scheduler.order.changed_counters())
         self.recorder.executed(plan, start, end, cost, scheduling_time, blocks)
         if self.config.check_invariants:
-            check_state(self.scheduler, self.requests)
-        return self._take_outside_events() + events
+            arrived = self.trace.requests
+            check_state(self.scheduler, [r for i, r in self.requests.items() if i in arrived])
+        if failure is not None:
+            raise failure
+        return self._take_events()
 
     def run(
         self,
@@ -202,17 +209,21 @@ class Engine:
             for event in self.step():
                 if event.finish_reason is not None:
                     feed.finished(event.request_id, event.time)
-                if on_event is not None:
+                if on_event is not None and not self._was_cancelled_since(event):
                     on_event(event)
             feed.pull()
         return self.trace
 
     # What a step does to requests ----------------------------------------------------------------
 
-    def _hand_out(self, plan: StepPlan, tokens: dict[str, int], now: float) -> list[TokenEvent]:
-        """Append each sampled token to its request, and finish those that are done."""
-        events = []
-        requests, records, order = self.requests, self.trace.requests, self.scheduler.order
+    def _hand_out(self, plan: StepPlan, tokens: dict[str, int], now: float) -> Exception | None:
+        """Append each sampled token to its request, and finish those that are done.
+
+        Returns the first error of an order or of `stop_check`, which must not cost the others of
+        the batch their tokens.
+        """
+        failure = None
+        requests, records, charge = self.requests, self.trace.requests, self.scheduler.order.charge
         for chunk in plan.chunks:
             if chunk.sampling is None:
                 continue
@@ -222,29 +233,39 @@ class Engine:
                 continue  # cancelled while the step ran: nothing of it may appear
             token = tokens[request_id]
             request.output_token_ids.append(token)
+            stops = False
+            try:
+                charge(request, 0, 1)
+                stops = self.stop_check is not None and self.stop_check(request)
+            except Exception as error:
+                failure = failure or error
+            if request.is_finished:
+                continue  # `stop_check` cancelled it
             record = records[request_id]
             record.token_times.append(now)
             if record.output_token_ids is not None:
                 record.output_token_ids.append(token)
-            order.charge(request, 0, 1)
-            reason = self._finish_reason(request, token)
-            if reason is not None:
-                self._finish(request, reason, now)
-                self.recorder.lifecycle(request_id, "finish")
-            events.append(TokenEvent(request_id, token, now, reason, request.note))
-        return events
+            reason = FinishReason.STOP if stops else self._finish_reason(request, token)
+            if reason is None:
+                self._events.append(TokenEvent(request_id, token, now))
+                continue
+            self._events.append(TokenEvent(request_id, token, now, reason, request.note))
+            try:
+                self._finish(request, reason, now, "finish")
+            except Exception as error:
+                failure = failure or error
+        return failure
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
         params = request.params
-        if token in self.eos_token_ids and not params.ignore_eos:
-            return FinishReason.STOP
         if token in params.stop_token_ids:
             return FinishReason.STOP
-        if self.stop_check is not None and self.stop_check(request):
+        if token in self.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        if len(request.output_token_ids) >= params.max_tokens:
+        num_outputs = len(request.output_token_ids)
+        if num_outputs >= params.max_tokens:
             return FinishReason.LENGTH
-        num_tokens, limit = request.num_tokens, self.config.max_model_len
+        num_tokens, limit = request.num_prompt_tokens + num_outputs, self.config.max_model_len
         if limit is not None and num_tokens >= limit:
             request.note = f"reached max_model_len={limit} tokens (prompt and outputs)"
             return FinishReason.LENGTH
@@ -257,104 +278,71 @@ class Engine:
             return FinishReason.LENGTH
         return None
 
-    def _finish(self, request: Request, reason: FinishReason, now: float) -> None:
+    def _finish(self, request: Request, reason: FinishReason, now: float, kind: str) -> None:
         request.finish_reason = reason
-        self.scheduler.remove(request)
         del self.requests[request.request_id]
-        self.recorder.finish(request, reason, now)
+        self.recorder.finish(request, reason, now, kind)
+        self.scheduler.remove(request)  # last: the order learns of it, and may raise
 
     def _end_from_outside(self, request: Request, reason: FinishReason, note: str) -> None:
         now = self.recorder.now = max(self.recorder.now, self.clock.now())
-        if request.request_id not in self.trace.requests:  # it was to arrive later
-            self.recorder.arrive(request)
-            self.scheduler.add(request)
+        request_id = request.request_id
+        if request_id not in self.trace.requests:  # it was to arrive later
+            request.arrival_time = min(request.arrival_time, now)
+            self._arrive(request)
         request.note = note
-        self._finish(request, reason, now)
+        # Tokens that were sampled but not handed out yet (see `step`) must not appear any more.
+        self._events[:] = [event for event in self._events if event.request_id != request_id]
+        self._events.append(TokenEvent(request_id, None, now, reason, note))
         kind = "cancel" if reason is FinishReason.CANCELLED else "timeout"
-        self.recorder.lifecycle(request.request_id, kind)
-        self._outside_events.append(TokenEvent(request.request_id, None, now, reason, note))
+        self._finish(request, reason, now, kind)
 
-    # Arrivals and deadlines ------------------------------------------------------------------------
+    def _was_cancelled_since(self, event: TokenEvent) -> bool:
+        ended = self.trace.requests[event.request_id].finish_reason == FinishReason.CANCELLED
+        return ended and event.token_id is not None
+
+    def _take_events(self) -> list[TokenEvent]:
+        events, self._events = self._events, []
+        return events
+
+    # Arrivals and deadlines --------------------------------------------------------------------
 
     def _let_in(self) -> None:
         """Queue the requests that are due, and end those whose time is up."""
         now = self.clock.now()
-        while self._arrivals and self._arrivals[0][0] <= now:
-            request = heapq.heappop(self._arrivals)[2]
-            if request.request_id not in self.requests:
-                continue  # cancelled before it came
+        for request in self._agenda.arrivals(now):
             if self._queue_is_full():
                 waiting, bound = self.scheduler.num_waiting, self.config.max_queued_requests
                 note = f"refused: {waiting} requests were waiting, max_queued_requests={bound}"
                 self._end_from_outside(request, FinishReason.CANCELLED, note)
-            else:
-                self._arrive(request)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, kind, request = heapq.heappop(self._deadlines)
-            if request.is_finished or (kind == "queue_timeout" and request.was_admitted):
                 continue
+            try:
+                self._arrive(request)
+            except Exception:
+                del self.requests[request.request_id]  # an order that cannot place it
+                raise
+        for kind, request in self._agenda.overdue(now):
             note = f"{kind}={getattr(request, kind)} s is over"
             self._end_from_outside(request, FinishReason.TIMEOUT, note)
 
     def _arrive(self, request: Request) -> None:
-        self.recorder.arrive(request)
         self.scheduler.add(request)
-        for kind in ("queue_timeout", "timeout"):
-            seconds = getattr(request, kind)
-            if seconds is not None:
-                entry = (request.arrival_time + seconds, request.index, kind, request)
-                heapq.heappush(self._deadlines, entry)
+        self.recorder.arrive(request)
+        self._agenda.limit(request)
+
+    def _unused_id(self) -> str:
+        number = self._num_added
+        while str(number) in self.requests or str(number) in self.trace.requests:
+            number += 1
+        return str(number)
 
     def _queue_is_full(self) -> bool:
         bound = self.config.max_queued_requests
         return bound is not None and self.scheduler.num_waiting >= bound
 
-    def _take_outside_events(self) -> list[TokenEvent]:
-        events, self._outside_events = self._outside_events, []
-        return events
 
-    def _refuse_impossible(self, request: Request) -> None:
-        length, config = request.num_prompt_tokens, self.config
-        pool = self.scheduler.pool
-        if length < 1:
-            raise ValueError("the prompt is empty: give at least one token")
-        if config.max_model_len is not None and length >= config.max_model_len:
-            raise ValueError(
-                f"the prompt has {length} tokens, but max_model_len={config.max_model_len} leaves "
-                "no room for an output: shorten it or raise max_model_len"
-            )
-        if pool.blocks_for(length) > pool.num_blocks:
-            raise ValueError(
-                f"the prompt has {length} tokens and needs {pool.blocks_for(length)} blocks of "
-                f"block_size={pool.block_size}, but the pool has num_blocks={pool.num_blocks}: "
-                "shorten it or raise num_blocks"
-            )
-        if isinstance(request.prompt, PromptShape):
-            return
-        for position, token in enumerate(request.prompt):
-            if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                raise ValueError(f"prompt token {token!r} at position {position} is not a token id")
-            if self.vocab_size is not None and token >= self.vocab_size:
-                raise ValueError(
-                    f"prompt token {token} at position {position} is outside the vocabulary of "
-                    f"{self.vocab_size}: was it encoded for another model?"
-                )
-
-
-def _meta_of(engine: Engine) -> dict[str, Any]:
-    config, scheduler = engine.config, engine.scheduler
-    return {
-        "clock": engine.clock.name,
-        "policy": str(scheduler.policy),
-        "order": str(scheduler.order),
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "chunk_size": config.chunk_size,
-        "max_num_seqs": config.max_num_seqs,
-        "max_long_partial_prefills": config.max_long_partial_prefills,
-        "long_prefill_threshold": config.long_prefill_threshold,
-        "block_size": config.block_size,
-        "num_blocks": config.num_blocks,
-        "max_model_len": config.max_model_len,
-        "prefix_caching": config.prefix_caching,
-        "seed": config.seed,
-    }
+def _check_tokens(plan: StepPlan, result: StepResult) -> None:
+    tokens = result.token_ids
+    lacking = [c[0] for c in plan.chunks if c.sampling is not None and c[0] not in tokens]
+    if lacking:
+        raise ValueError(f"step {plan.step}: the executor returned no token for {lacking}")

@@ -7,6 +7,7 @@ rule here has a message that names the numbers, and every test of the project ru
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from minichunk.core.plan import StepPlan
@@ -22,7 +23,7 @@ class InvariantError(AssertionError):
 
 def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
     """Before a step runs: the budget, the tables and the sampling of its plan."""
-    one_whole_prompt = len(plan.chunks) == 1 and not plan.chunks[0].is_decode
+    one_whole_prompt = len(plan.chunks) == 1 and plan.chunks[0].sampling is not None
     _holds(
         plan.num_tokens <= plan.budget or one_whole_prompt,
         f"step {plan.step} schedules {plan.num_tokens} tokens with a budget of {plan.budget}",
@@ -54,25 +55,37 @@ def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
         )
 
 
-def check_state(scheduler: Scheduler, requests: dict[str, Request]) -> None:
-    """After a step: where requests are, and who holds which block."""
+def check_state(scheduler: Scheduler, requests: Iterable[Request]) -> None:
+    """After a step: where the unfinished `requests` are, and who holds which block."""
     pool = scheduler.pool
-    for request in requests.values():
-        is_running = scheduler.running.get(request.request_id) is request
-        _holds(
-            is_running == (request.status is RequestStatus.RUNNING)
-            and request.status is not RequestStatus.FINISHED,
-            f"request {request.request_id!r} is {request.status}, running list says {is_running}",
-        )
-        if request.status is RequestStatus.WAITING:
-            _holds(
-                not request.table.blocks and request.num_computed_tokens == 0,
-                f"request {request.request_id!r} waits but holds {len(request.table)} blocks",
-            )
+    unfinished = {request.request_id: request for request in requests}
+    waiting = [request.request_id for request in scheduler.waiting]
     _holds(
-        set(scheduler.running) <= set(requests),
-        f"running but not known: {sorted(set(scheduler.running) - set(requests))}",
+        len(waiting) == len(set(waiting)) == scheduler.num_waiting,
+        f"{scheduler.num_waiting} requests should wait, the queue has {sorted(waiting)}",
     )
+    places = Counter([*waiting, *scheduler.running])
+    _holds(
+        places == Counter(unfinished.keys()),
+        f"in the queue or running are {sorted(places.elements())}, "
+        f"unfinished are {sorted(unfinished)}",
+    )
+    for request in scheduler.waiting:
+        _holds(
+            not request.table.blocks and request.num_computed_tokens == 0,
+            f"request {request.request_id!r} waits but holds {len(request.table)} blocks "
+            f"for {request.num_computed_tokens} computed tokens",
+        )
+    for request in scheduler.running.values():
+        _holds(
+            request.status is RequestStatus.RUNNING,
+            f"request {request.request_id!r} is among the running, its status is {request.status}",
+        )
+        _holds(
+            request.num_computed_tokens < request.num_tokens,
+            f"request {request.request_id!r} runs with nothing left to compute: "
+            f"{request.num_computed_tokens} of {request.num_tokens} tokens",
+        )
     _holds(
         len(scheduler.running) <= scheduler.max_running,
         f"{len(scheduler.running)} requests run, at most {scheduler.max_running} may",

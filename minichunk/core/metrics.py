@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from minichunk.core.stalls import STALL_FACTOR, STALL_SLO, find_stalls
@@ -108,7 +109,7 @@ def request_metrics(trace: Trace) -> dict[str, RequestMetrics]:
 
 def _of_one(record: RequestRecord, first_run: float | None, preemptions: int) -> RequestMetrics:
     times = record.token_times
-    itl = tuple(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    itl = tuple(later - earlier for earlier, later in pairwise(times))
     return RequestMetrics(
         request_id=record.request_id,
         ttft=times[0] - record.arrival if times else None,
@@ -128,10 +129,6 @@ def compute_metrics(
     """All figures of a run. An empty trace gives zeros and Nones, never an error."""
     per_request = request_metrics(trace)
     stalls = find_stalls(trace, stall_factor, stall_slo)
-    kinds: dict[str, int] = {"preempt": 0, "admit": 0, "resume": 0}
-    for event in trace.events:
-        if event.kind in kinds:
-            kinds[event.kind] += event.tokens
     duration = trace.steps[-1].end - trace.steps[0].start if trace.steps else 0.0
     output_tokens = sum(len(record.token_times) for record in trace.requests.values())
     prompt_tokens = sum(
@@ -155,10 +152,22 @@ def compute_metrics(
         num_stalls=len(stalls),
         longest_stall=max((stall.gap for stall in stalls), default=0.0),
         num_preemptions=sum(r.num_preemptions for r in per_request.values()),
-        recomputed_tokens=kinds["preempt"],
-        cached_tokens=kinds["admit"],
+        recomputed_tokens=recomputed_tokens(trace),
+        cached_tokens=sum(event.tokens for event in trace.events if event.kind == "admit"),
         requests=per_request,
     )
+
+
+def recomputed_tokens(trace: Trace) -> int:
+    """Positions that were computed more than once, because of preemptions."""
+    computed: dict[str, int] = {}  # how far each request had been before
+    total = 0
+    for span in trace.spans:
+        reached = computed.get(span.request_id, 0)
+        stop = span.first_position + span.tokens
+        total += max(0, min(reached, stop) - span.first_position)
+        computed[span.request_id] = max(reached, stop)
+    return total
 
 
 def goodput(

@@ -8,12 +8,13 @@ shortest predicted job first and least slack first. Any order goes with any poli
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeVar
+import inspect
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
 
-from minichunk.core.policies import parse_spelling, spell
+from minichunk.core.policies import PolicyError, parse_spelling, spell
 from minichunk.core.predictors import Predictor, resolve_predictor
-from minichunk.core.request import Request
+from minichunk.core.request import Rank, Request
 
 Key = tuple[float, ...]
 
@@ -21,7 +22,7 @@ Key = tuple[float, ...]
 class Order:
     """First come, first served; the base of all orders.
 
-    `key` must stay constant while a request waits, and `group_key` must never fall.
+    `key` and `group` are asked once, when a request arrives; `group_key` must never fall.
     """
 
     name: ClassVar[str] = "fcfs"
@@ -48,8 +49,9 @@ class Order:
         """Output tokens for which blocks are reserved at admission, beyond what is there."""
         return 0
 
-    def group_joins(self, group: str, waiting_groups: Iterable[str]) -> None:
-        """A group that had nobody waiting queues up behind these others."""
+    def group_joins(self, group: str, next_group: str | None) -> None:
+        """A group that had nobody waiting queues up. `next_group` would go first now, the one with
+        the least `group_key` (None: nobody waits)."""
 
     def finished(self, request: Request) -> None:
         """A request ended; predictors learn from it."""
@@ -59,7 +61,14 @@ class Order:
         return {}
 
     def __str__(self) -> str:
-        return spell(self.name, getattr(self, "parameters", {}))
+        """`priority(ageing_seconds=30.0)`: the parameters that differ from their defaults."""
+        parameters = {}
+        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
+            value = getattr(self, name, None)
+            value = getattr(value, "name", value)  # a predictor goes by its name
+            if isinstance(value, (int, float, str)) and value != parameter.default:
+                parameters[name] = value
+        return spell(self.name, parameters)
 
 
 REGISTRY: dict[str, type[Order]] = {}
@@ -93,11 +102,9 @@ def resolve_order(choice: str | Order | type[Order]) -> Order:
     if name not in REGISTRY:
         raise ValueError(f"unknown order {name!r}; known: {', '.join(sorted(REGISTRY))}")
     try:
-        made = REGISTRY[name](**parameters)
+        return REGISTRY[name](**parameters)
     except TypeError as error:
         raise ValueError(f"order {choice!r}: {error}") from None
-    made.parameters = parameters  # type: ignore[attr-defined]
-    return made
 
 
 order("fcfs")(Order)
@@ -153,9 +160,8 @@ class Fair(Order):
         if prompt_tokens:
             self.last_served = tenant
 
-    def group_joins(self, group: str, waiting_groups: Iterable[str]) -> None:
-        others = [self.group_key(other) for other in waiting_groups]
-        floor = min(others) if others else self.group_key(self.last_served)
+    def group_joins(self, group: str, next_group: str | None) -> None:
+        floor = self.group_key(self.last_served if next_group is None else next_group)
         if floor > self.group_key(group):
             self.counters[group] = floor
             self._changed.add(group)
@@ -222,6 +228,16 @@ class Deadline(Order):
         return (request.arrival_time + allowed - work, request.arrival_time)
 
 
-def describe(choice: Order) -> dict[str, Any]:
-    """Name and parameters, as the trace records them."""
-    return {"name": choice.name, "spelling": str(choice)}
+def place(order: Order, request: Request) -> tuple[str, Rank]:
+    """The request's group and rank. A `PolicyError` names an order whose key cannot sort."""
+    group, key = order.group(request), order.key(request)
+    numbers = key if isinstance(key, tuple) else (key,)
+    for number in numbers:
+        if not isinstance(number, (int, float)) or number != number:
+            raise PolicyError(
+                f"order {order.name!r}: key of request {request.request_id!r} is {key!r}; "
+                "it must be a tuple of numbers, none of them NaN"
+            )
+    if not isinstance(group, str):
+        raise PolicyError(f"order {order.name!r}: group must be a string, not {group!r}")
+    return group, (numbers, request.index)

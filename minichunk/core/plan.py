@@ -70,7 +70,7 @@ class SkippedRequest(NamedTuple):
 
     request_id: str
     reason: SkipReason
-    count: int = 0
+    count: int = 0  # type: ignore[assignment]  # the field, not tuple.count
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,6 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """Runs a plan. Implemented by `model.executor.ModelExecutor`, `sim.executor.SimulatedExecutor`."""
+    """Runs a plan: `model.executor.ModelExecutor` and `sim.executor.SimulatedExecutor` do."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...

@@ -17,11 +17,11 @@ from minichunk.core.plan import Offer
 from minichunk.core.request import Request
 from minichunk.core.view import StepView
 
-Offers = Generator[Offer | tuple[Request, int], int, None]
+Offers = Generator[Offer | tuple[Request, int], Any, None]  # is sent the tokens granted
 
 
 class PolicyError(RuntimeError):
-    """A policy broke a rule of the mechanism; the message names the policy and the rule."""
+    """A policy or an order broke a rule of the mechanism; the message names it and the rule."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def policy(name: str) -> Callable[[Callable[..., Offers]], Policy]:
 
 
 def resolve_policy(choice: str | Policy | Callable[..., Offers]) -> Policy:
-    """A policy from its name, from `"name(parameter=value)"`, from a Policy or a plain generator."""
+    """A policy from its name, `"name(parameter=value)"`, a Policy or a generator function."""
     if isinstance(choice, Policy):
         return choice
     if isinstance(choice, str):
@@ -157,8 +157,7 @@ def prefill_first(view: StepView) -> Offers:
     """Prompts get the budget, decodes what is left: the earliest first tokens, the worst gaps."""
     for request in view.prefilling:
         yield request, request.num_uncomputed_tokens
-    for request in _longest_unserved_first(view):
-        yield request, 1
+    yield from _decode_in_turns(view)
 
 
 @policy("balanced")
@@ -169,16 +168,14 @@ def balanced(view: StepView, share: float = 0.5) -> Offers:
     """
     if not 0.0 < share < 1.0:
         raise ValueError(f"balanced(share={share}): share must be between 0 and 1")
-    decoding = _longest_unserved_first(view)
     left = view.budget
-    if decoding:
+    if view.decoding:
         left = max(1, min(left - 1, int(share * view.max_num_batched_tokens)))
     for request in view.prefilling:
         if left < 1:
             break
         left -= yield request, min(request.num_uncomputed_tokens, left)
-    for request in decoding:
-        yield request, 1
+    yield from _decode_in_turns(view)
 
 
 @policy("alternating")
@@ -205,7 +202,7 @@ def alternating(view: StepView) -> Offers:
 def split_fuse(
     view: StepView, target: int | None = None, context_per_token: float | None = None
 ) -> Offers:
-    """Dynamic SplitFuse: each step carries the same *work*, so prompts get less when decodes do more.
+    """Dynamic SplitFuse: each step does the same *work*, so prompts get less as decodes do more.
 
     A decode weighs 1 + context / `context_per_token`; prompts are cut so that the weights meet
     `target` (the budget unless given) exactly. Infinity is FastGen's own rule, tokens alone
@@ -213,6 +210,10 @@ def split_fuse(
     as much as one token's share of the matrix products, by the cost model of the executor.
     """
     per_token = view.context_per_token if context_per_token is None else context_per_token
+    if not per_token > 0 or (target is not None and target < 1):
+        raise ValueError(
+            f"split-fuse(target={target}, context_per_token={per_token}): both must be positive"
+        )
     weight_left = float(view.max_num_batched_tokens if target is None else target)
     for request in view.decoding:
         granted = yield request, 1
@@ -224,7 +225,11 @@ def split_fuse(
         weight_left -= yield request, n
 
 
-def _longest_unserved_first(view: StepView) -> list[Request]:
-    """Decodes left out of the last step come first, so that a full budget goes round."""
-    served = {chunk.request_id for chunk in view.last_plan.chunks} if view.last_plan else set()
-    return sorted(view.decoding, key=lambda request: request.request_id in served)
+def _decode_in_turns(view: StepView) -> Offers:
+    """One token for each decode, the longest unserved first: a budget that is short goes round."""
+    before = view.state.get("latest_token", {})
+    latest = {r.request_id: before.get(r.request_id, view.step) for r in view.decoding}
+    for request in sorted(view.decoding, key=lambda r: latest[r.request_id]):
+        if (yield request, 1):
+            latest[request.request_id] = view.step + 1
+    view.state["latest_token"] = latest

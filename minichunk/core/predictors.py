@@ -6,14 +6,17 @@ length, the tenant's past), or cheat, exactly or noisily, to show what a better 
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
+from typing import ClassVar
 
 from minichunk.core.request import Request
 
 
 class Predictor:
     """Guesses `max_tokens`: what one knows of a request without any model of it."""
+
+    name: ClassVar[str] = "max-tokens"
 
     def predict(self, request: Request) -> float:
         return float(request.params.max_tokens)
@@ -25,9 +28,13 @@ class Predictor:
 class Oracle(Predictor):
     """The true length, where the workload says it (`max_tokens` with `ignore_eos`)."""
 
+    name = "oracle"
+
 
 class NoisyOracle(Predictor):
     """The true length times a log-normal factor of the given `sigma`, reproducible by request."""
+
+    name = "noisy-oracle"
 
     def __init__(self, sigma: float = 0.5, seed: int = 0) -> None:
         self.sigma = sigma
@@ -35,11 +42,13 @@ class NoisyOracle(Predictor):
 
     def predict(self, request: Request) -> float:
         noise = random.Random(f"{self.seed}:{request.request_id}").gauss(0.0, self.sigma)
-        return float(request.params.max_tokens) * 2.718281828459045**noise
+        return float(request.params.max_tokens) * math.exp(noise)
 
 
 class FromPromptLength(Predictor):
     """Long prompts get long answers: `slope` output tokens per prompt token. Often wrong."""
+
+    name = "prompt-length"
 
     def __init__(self, slope: float = 0.5) -> None:
         self.slope = slope
@@ -50,6 +59,8 @@ class FromPromptLength(Predictor):
 
 class TenantMean(Predictor):
     """The running mean of the tenant's finished answers; `start` before there is one."""
+
+    name = "tenant-mean"
 
     def __init__(self, start: float = 128.0) -> None:
         self.start = start
@@ -64,11 +75,9 @@ class TenantMean(Predictor):
         self._seen[request.tenant] = (count + 1, total + len(request.output_token_ids))
 
 
-PREDICTORS: dict[str, Callable[[], Predictor]] = {
-    "oracle": Oracle,
-    "noisy-oracle": NoisyOracle,
-    "prompt-length": FromPromptLength,
-    "tenant-mean": TenantMean,
+PREDICTORS: dict[str, type[Predictor]] = {
+    predictor.name: predictor
+    for predictor in (Predictor, Oracle, NoisyOracle, FromPromptLength, TenantMean)
 }
 
 

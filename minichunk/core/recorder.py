@@ -27,7 +27,7 @@ class Recorder:
         self.trace = trace
         self.now = 0.0
         self._open_decodes: dict[str, Span] = {}
-        self._open_skips: dict[tuple[str, str], Skip] = {}
+        self._open_skips: dict[SkippedRequest, Skip] = {}
 
     @property
     def step(self) -> int:
@@ -60,12 +60,12 @@ class Recorder:
         for group, value in changed.items():
             self.trace.counters.append(CounterRow(self.step, group, value))
 
-    def finish(self, request: Request, reason: FinishReason, time: float) -> None:
+    def finish(self, request: Request, reason: FinishReason, time: float, kind: str) -> None:
         record = self.trace.requests[request.request_id]
         record.finish_reason = str(reason)
         record.finish_time = time
         record.note = request.note
-        self._open_decodes.pop(request.request_id, None)
+        self.lifecycle(request.request_id, kind)
 
     def executed(
         self,
@@ -78,24 +78,26 @@ class Recorder:
     ) -> None:
         """One step: its row, the spans that it extends or begins, and who was left out."""
         step = self.step
-        open_decodes, spans = self._open_decodes, self.trace.spans
+        spans = self.trace.spans
+        # A row stays open only from one step to the next, while it says the same.
+        open_before, open_decodes = self._open_decodes, {}
         prefill_tokens = num_decodes = 0
         for request_id, first, num_tokens, _, _, _, is_decode, _ in plan.chunks:
             if is_decode:
                 num_decodes += 1
-                span = open_decodes.get(request_id)
-                if span is not None and span.last_step == step - 1:
+                span = open_before.get(request_id)
+                if span is not None:
                     span.last_step = step
                     span.tokens += 1
+                    open_decodes[request_id] = span
                     continue
-                span = Span(request_id, step, step, "decode", first, 1)
-                open_decodes[request_id] = span
+                span = open_decodes[request_id] = Span(request_id, step, step, "decode", first, 1)
             else:
                 prefill_tokens += num_tokens
                 span = Span(request_id, step, step, "prefill", first, num_tokens)
             spans.append(span)
-        for skipped in plan.skipped:
-            self._skip(step, skipped)
+        self._open_decodes = open_decodes
+        self._skips(step, plan.skipped)
         flops, moved, floor = cost or (None, None, None)
         self.trace.steps.append(
             StepRecord(
@@ -113,13 +115,13 @@ class Recorder:
             )
         )
 
-    def _skip(self, step: int, skipped: SkippedRequest) -> None:
-        request_id, reason, count = skipped
-        key = (request_id, str(reason))
-        row = self._open_skips.get(key)
-        if row is not None and row.last_step == step - 1 and row.count == count:
-            row.last_step = step
-            return
-        row = Skip(request_id, step, step, str(reason), count)
-        self._open_skips[key] = row
-        self.trace.skips.append(row)
+    def _skips(self, step: int, skipped: tuple[SkippedRequest, ...]) -> None:
+        still_open: dict[SkippedRequest, Skip] = {}
+        for row in skipped:
+            skip = self._open_skips.get(row)
+            if skip is None:
+                skip = Skip(row.request_id, step, step, str(row.reason), row.count)
+                self.trace.skips.append(skip)
+            skip.last_step = step
+            still_open[row] = skip
+        self._open_skips = still_open

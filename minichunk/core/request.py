@@ -83,11 +83,20 @@ class PromptShape:
     prefix_ids: tuple[int, ...] = ()
     tokens_per_prefix_id: int = 16
 
+    def __post_init__(self) -> None:
+        if self.length < 0 or self.tokens_per_prefix_id < 1:
+            raise ValueError(
+                f"a prompt of length={self.length} with tokens_per_prefix_id="
+                f"{self.tokens_per_prefix_id}: they must be at least 0 and 1"
+            )
+
     def __len__(self) -> int:
         return self.length
 
 
 Prompt = tuple[int, ...] | PromptShape
+Rank = tuple[tuple[float, ...], int]  # an order's key, and the order of arrival for ties
+UNPLACED: Rank = ((), -1)
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,8 @@ class Request:
     queue_timeout: float | None = None
     timeout: float | None = None
     index: int = 0  # order of arrival in the engine; breaks ties
+    group: str = ""  # its group and its place there, asked of the order once, on arrival
+    rank: Rank = UNPLACED
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     note: str = ""  # which limit ended the request, in words
@@ -142,10 +153,11 @@ class Request:
     @property
     def is_decoding(self) -> bool:
         """Running with only its newest output token left to compute."""
+        num_outputs = len(self.output_token_ids)
         return (
-            self.status is RequestStatus.RUNNING
-            and bool(self.output_token_ids)
-            and self.num_computed_tokens == self.num_tokens - 1
+            num_outputs > 0
+            and self.num_computed_tokens == self.num_prompt_tokens + num_outputs - 1
+            and self.status is RequestStatus.RUNNING
         )
 
     @property
@@ -164,12 +176,12 @@ class Request:
         return self.prompt[start:] + tuple(self.output_token_ids[: stop - prompt_length])
 
     def block_content(self, start: int, stop: int) -> object:
-        """What identifies the tokens in [start, stop) for prefix caching: equal means same tokens."""
+        """What identifies the tokens in [start, stop) for prefix caching."""
         prompt = self.prompt
         if not isinstance(prompt, PromptShape):
             return self.token_ids(start, stop)
         piece = prompt.tokens_per_prefix_id
         if stop <= min(len(prompt.prefix_ids) * piece, prompt.length):
             first, last = start // piece, (stop - 1) // piece
-            return (start % piece, stop - start, prompt.prefix_ids[first : last + 1])
+            return (piece, start % piece, stop - start, prompt.prefix_ids[first : last + 1])
         return (self.request_id, start)  # nobody else's, but its own after a preemption

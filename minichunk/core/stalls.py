@@ -97,7 +97,7 @@ def _because(cause: Cause) -> str:
 def find_stalls(
     trace: Trace, stall_factor: float = STALL_FACTOR, stall_slo: float = STALL_SLO
 ) -> list[Stall]:
-    """Every stall of a trace, by time. A gap whose floor is unknown is judged by `stall_slo` alone."""
+    """Every stall, by time. A gap whose floor is unknown is judged by `stall_slo` alone."""
     index = StepIndex(trace)
     floors = DecodeFloors(trace)
     stalls = []

@@ -7,8 +7,9 @@ to the same rules.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
-from minichunk.core.trace import Trace, TraceError
+from minichunk.core.trace import LifecycleEvent, Trace, TraceError
 
 _TOLERANCE = 1e-9
 
@@ -17,6 +18,7 @@ def validate(trace: Trace) -> None:
     """Raise `TraceError` at the first contradiction."""
     _check_steps(trace)
     _check_spans(trace)
+    _check_positions(trace)
     _check_requests(trace)
     if trace.block_events:
         _check_blocks(trace)
@@ -24,9 +26,18 @@ def validate(trace: Trace) -> None:
 
 def _check_steps(trace: Trace) -> None:
     end = float("-inf")
+    pool = trace.steps[0].free_blocks + trace.steps[0].used_blocks if trace.steps else 0
     for number, step in enumerate(trace.steps):
         if step.end < step.start:
             raise TraceError(f"step {number} ends at {step.end} before it starts at {step.start}")
+        tokens = step.prefill_tokens + step.decode_tokens
+        if step.decode_tokens and tokens > step.budget:
+            raise TraceError(f"step {number} has {tokens} tokens with a budget of {step.budget}")
+        if step.free_blocks + step.used_blocks != pool:
+            raise TraceError(
+                f"step {number} counts {step.free_blocks} free and {step.used_blocks} used blocks, "
+                f"the first step {pool} in all"
+            )
         if step.start < end - _TOLERANCE:
             raise TraceError(f"step {number} starts at {step.start} before the last ended at {end}")
         end = step.end
@@ -57,10 +68,33 @@ def _check_spans(trace: Trace) -> None:
             )
 
 
+def _check_positions(trace: Trace) -> None:
+    """Each request computes its positions one after the other, from its prefix hit onwards."""
+    turns: dict[str, list[LifecycleEvent]] = {}
+    for event in trace.events:
+        if event.kind in ("admit", "resume", "preempt"):
+            turns.setdefault(event.request_id, []).append(event)
+    position: dict[str, int] = {}
+    for span in sorted(trace.spans, key=lambda span: span.first_step):
+        name = span.request_id
+        mine = turns.get(name, [])
+        while mine and mine[0].step <= span.first_step:
+            event = mine.pop(0)
+            position[name] = event.tokens if event.kind != "preempt" else -1
+        expected = position.get(name, -1)
+        if span.first_position != expected:
+            was = "was not running" if expected < 0 else f"stood at position {expected}"
+            raise TraceError(
+                f"step {span.first_step}: request {name!r} computes position "
+                f"{span.first_position}, but it {was}"
+            )
+        position[name] = expected + span.tokens
+
+
 def _check_requests(trace: Trace) -> None:
     for name, record in trace.requests.items():
         times = record.token_times
-        if any(later < earlier for earlier, later in zip(times, times[1:], strict=False)):
+        if any(later < earlier for earlier, later in pairwise(times)):
             raise TraceError(f"request {name!r}: its token times go backwards")
         if times and times[0] < record.arrival - _TOLERANCE:
             raise TraceError(f"request {name!r} has a token before it arrived")

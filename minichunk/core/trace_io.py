@@ -54,32 +54,42 @@ def write_whole(path: Path, text: str) -> None:
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
 def load(path: str | Path) -> Trace:
     """Read a trace. Raises `TraceError` with the line, OSError where there is no file."""
     trace = Trace()
-    with open(path, encoding="utf-8") as file:
+    expected: dict[str, int] = {}
+    number = 0
+    with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
                 if number == 1:
-                    _read_header(trace, row)
+                    expected = _read_header(trace, row)
                 else:
                     _read_table(trace, row)
-            except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                reason = f"{type(error).__name__}: {error}"
                 raise TraceError(
-                    f"{path}, line {number}: not a line of a trace ({error})"
+                    f"{path}, line {number}: not a line of a trace ({reason})"
                 ) from None
-    if not trace.meta and not trace.steps:
+    if number == 0:
         raise TraceError(f"{path}: the file is empty")
+    for name, count in expected.items():
+        if (found := len(getattr(trace, name))) != count:
+            raise TraceError(
+                f"{path}, line {number}: the file ends here with {found} of {count} rows of "
+                f"table {name!r}; it was cut short"
+            )
     return trace
 
 
 def _lines(trace: Trace) -> Iterator[str]:
-    yield json.dumps({"version": TRACE_VERSION, "meta": trace.meta}, default=str)
+    counts = {name: len(getattr(trace, name)) for name in _TABLES}
+    yield json.dumps({"version": TRACE_VERSION, "meta": trace.meta, "rows": counts}, default=str)
     for name, kind in _TABLES.items():
         rows = list(trace.requests.values()) if name == "requests" else getattr(trace, name)
         columns = _columns(kind)
@@ -89,14 +99,21 @@ def _lines(trace: Trace) -> Iterator[str]:
             yield json.dumps({"table": name, "columns": data}, separators=(",", ":"))
 
 
-def _read_header(trace: Trace, row: dict[str, Any]) -> None:
+def _read_header(trace: Trace, row: dict[str, Any]) -> dict[str, int]:
+    """The number of rows that each table should have; other writers may leave that out."""
     if row["version"] != TRACE_VERSION:
         raise ValueError(f"version {row['version']}, this minichunk reads {TRACE_VERSION}")
     trace.meta = dict(row["meta"])
+    rows = {str(name): int(count) for name, count in dict(row.get("rows", {})).items()}
+    if unknown := sorted(set(rows) - set(_TABLES)):
+        raise ValueError(f"unknown tables {unknown}")
+    return rows
 
 
 def _read_table(trace: Trace, row: dict[str, Any]) -> None:
     name, data = row["table"], row["columns"]
+    if name not in _TABLES:
+        raise ValueError(f"unknown table {name!r}; known: {', '.join(_TABLES)}")
     kind = _TABLES[name]
     columns = _columns(kind)
     if "blocks" in data:

@@ -13,6 +13,7 @@ from minichunk.core.plan import StepPlan
 from minichunk.core.request import Request
 
 if TYPE_CHECKING:
+    from minichunk.core.draft import StepDraft
     from minichunk.core.scheduler import Scheduler
 
 
@@ -24,9 +25,11 @@ class StepView:
     reads cost as much as one token of linear layers (infinite where no cost model says).
     """
 
-    def __init__(self, scheduler: Scheduler, now: float) -> None:
+    def __init__(self, scheduler: Scheduler, draft: StepDraft, now: float) -> None:
         self._scheduler = scheduler
+        self._draft = draft
         self.now = now
+        self.step = scheduler.num_steps
         self.max_num_batched_tokens = scheduler.config.max_num_batched_tokens
         self.chunk_size = scheduler.config.chunk_size
         self.context_per_token = scheduler.context_per_token
@@ -41,12 +44,12 @@ class StepView:
     @property
     def budget(self) -> int:
         """Tokens of the step that are still to be given away."""
-        return self._scheduler.budget_left
+        return self._draft.budget_left
 
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens given away so far in this step."""
-        return self._scheduler.num_scheduled_tokens
+        return sum(chunk.num_tokens for chunk in self._draft.chunks.values())
 
     @property
     def free_blocks(self) -> int:
@@ -63,7 +66,7 @@ class StepView:
         It ends when a head is not admitted (no slot, no blocks, no budget, or simply not offered).
         """
         yield from self.unfinished
-        while (head := self._scheduler.next_head()) is not None:
+        while (head := self._draft.next_head()) is not None:
             yield head
-            if self._scheduler.next_head() is head:
+            if self._draft.next_head() is head:
                 return

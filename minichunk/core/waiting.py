@@ -7,12 +7,13 @@ requests in the queue a step costs what it costs with ten.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
-from minichunk.core.orders import Key, Order
-from minichunk.core.request import Request, RequestStatus
+from minichunk.core.orders import Order, place
+from minichunk.core.request import UNPLACED, Rank, Request, RequestStatus
 
-Entry = tuple[Key, int, Request]
-GroupEntry = tuple[float, Key, int, str]
+Entry = tuple[Rank, Request]
+GroupEntry = tuple[float, Rank, str]
 
 
 class WaitingQueue:
@@ -26,32 +27,26 @@ class WaitingQueue:
         self._entered: dict[str, GroupEntry] = {}  # each group's valid entry in the heap of groups
 
     def push(self, request: Request) -> None:
-        group = self.order.group(request)
-        if not self._live(group):
-            self.order.group_joins(
-                group, [other for other in list(self._heaps) if self._live(other)]
-            )
-            self._heaps[group] = []
-        entry = (self.order.key(request), request.index, request)
-        heap = self._heaps[group]
+        heap = self._heaps.setdefault(request.group, [])
+        entry: Entry = (request.rank, request)
         heapq.heappush(heap, entry)
         if heap[0] is entry:
-            self._enter(group)
+            self._enter(request.group)
         self.size += 1
 
     def head(self) -> Request | None:
         """The request that goes next, left in the queue."""
         while self._groups:
             entry = self._groups[0]
-            group = entry[3]
+            group = entry[2]
             if self._entered.get(group) is not entry:
                 heapq.heappop(self._groups)  # a newer entry of this group is in the heap
-            elif not self._live(group):
+            elif not self.has_group(group):
                 heapq.heappop(self._groups)
                 del self._entered[group]
             else:
-                key, index, request = self._heaps[group][0]
-                if entry[:3] == (self.order.group_key(group), key, index):
+                rank, request = self._heaps[group][0]
+                if entry[1] is rank and entry[0] == self.order.group_key(group):
                     return request
                 # Group keys only rise: an entry that lags is found here before it can mislead.
                 heapq.heappop(self._groups)
@@ -64,27 +59,80 @@ class WaitingQueue:
         One in the middle keeps its entry until that comes to the top, so leaving costs nothing.
         """
         self.size -= 1
-        self._live(self.order.group(request))
+        self.has_group(request.group)
 
-    def __len__(self) -> int:
-        return self.size
-
-    def _live(self, group: str) -> bool:
-        """Drop entries whose request no longer waits; is anybody left in the group?"""
+    def has_group(self, group: str) -> bool:
+        """Is anybody of this group waiting? Drops entries whose request no longer is."""
         heap = self._heaps.get(group)
-        while heap and not _is_current(heap[0]):
+        while heap and heap[0][1].status is not RequestStatus.WAITING:
             heapq.heappop(heap)
         if heap is not None and not heap:
             del self._heaps[group]
         return bool(heap)
 
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Request]:
+        """All of them, in no particular order; for checks and displays."""
+        for heap in self._heaps.values():
+            yield from (r for _, r in heap if r.status is RequestStatus.WAITING)
+
     def _enter(self, group: str) -> None:
         """Put the group, with its present head, into the heap of groups."""
-        key, index, _ = self._heaps[group][0]
-        entry = (self.order.group_key(group), key, index, group)
+        entry = (self.order.group_key(group), self._heaps[group][0][0], group)
         self._entered[group] = entry
         heapq.heappush(self._groups, entry)
 
 
-def _is_current(entry: Entry) -> bool:
-    return entry[2].status is RequestStatus.WAITING
+class WaitingLine:
+    """The whole queue: prompts above `long_threshold` wait apart, so that they can be held back.
+
+    Holding them lets short prompts pass, the only overtaking there is. Without a threshold this is
+    one plain queue.
+    """
+
+    def __init__(self, order: Order, long_threshold: int | None) -> None:
+        self.order = order
+        self.long_threshold = long_threshold
+        self.short, self.long = WaitingQueue(order), WaitingQueue(order)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, new or preempted. Its place in the order is asked for once."""
+        if request.rank is UNPLACED:
+            request.group, request.rank = place(self.order, request)
+        group = request.group
+        if not (self.short.has_group(group) or self.long.has_group(group)):
+            head = self.head()
+            self.order.group_joins(group, None if head is None else head.group)
+        request.status = RequestStatus.WAITING
+        self._queue_of(request).push(request)
+
+    def remove(self, request: Request) -> None:
+        """The request left the queue; its status says where to."""
+        self._queue_of(request).remove(request)
+
+    def head(self, hold_long: bool = False) -> Request | None:
+        """The request that goes next; long prompts are passed over while they are held."""
+        short = self.short.head()
+        long = None if hold_long or not self.long.size else self.long.head()
+        if short is None or long is None:
+            return short or long
+        return min(short, long, key=self.precedence)
+
+    def precedence(self, request: Request) -> tuple[float, Rank]:
+        """Sorts requests of all groups: the order's order."""
+        return self.order.group_key(request.group), request.rank
+
+    def is_long(self, request: Request) -> bool:
+        return self.long_threshold is not None and request.num_tokens > self.long_threshold
+
+    def __len__(self) -> int:
+        return self.short.size + self.long.size
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self.short
+        yield from self.long
+
+    def _queue_of(self, request: Request) -> WaitingQueue:
+        return self.long if self.is_long(request) else self.short

@@ -60,27 +60,22 @@ def why(trace: Trace, request_id: str, step: int) -> Why:
     if went is not None and step > went:
         end = trace.requests[request_id].finish_reason
         return Why(request_id, step, 0, None, f"{name} it had ended before ({end})")
-    behind: tuple[str, int] | None = None
-    for skip in trace.skips:
-        if not skip.first_step <= step <= skip.last_step:
-            continue
-        if skip.reason == SkipReason.BEHIND:
-            behind = (skip.request_id, skip.count)
-        elif skip.request_id == request_id:
+    rows = [skip for skip in trace.skips if skip.first_step <= step <= skip.last_step]
+    for skip in rows:
+        if skip.request_id == request_id and skip.reason != SkipReason.BEHIND:
             reason = SkipReason(skip.reason)
             return Why(request_id, step, 0, reason, f"{name} {REASONS[reason]}")
-    if behind is not None:
-        head, count = behind
-        text = f"{name} {REASONS[SkipReason.BEHIND]} (head: request {head}, {count} behind it)"
-        return Why(request_id, step, 0, SkipReason.BEHIND, text)
+    if any(skip.reason == SkipReason.HELD for skip in rows) and _is_long(trace, request_id, step):
+        return Why(request_id, step, 0, SkipReason.HELD, f"{name} {REASONS[SkipReason.HELD]}")
     if went is not None and step == went:
         end = trace.requests[request_id].finish_reason
         return Why(request_id, step, 0, None, f"{name} it ended before the step ran ({end})")
-    held = any(
-        s.reason == SkipReason.HELD and s.first_step <= step <= s.last_step for s in trace.skips
-    )
-    reason = SkipReason.HELD if held else SkipReason.POLICY
-    return Why(request_id, step, 0, reason, f"{name} {REASONS[reason]}")
+    for skip in rows:
+        if skip.reason == SkipReason.BEHIND:
+            queue = f"head: request {skip.request_id}, {skip.count} behind it"
+            text = f"{name} {REASONS[SkipReason.BEHIND]} ({queue})"
+            return Why(request_id, step, 0, SkipReason.BEHIND, text)
+    return Why(request_id, step, 0, None, f"{name} it arrived while the step ran")
 
 
 def _span_at(trace: Trace, request_id: str, step: int) -> Span | None:
@@ -90,9 +85,17 @@ def _span_at(trace: Trace, request_id: str, step: int) -> Span | None:
     return None
 
 
+def _is_long(trace: Trace, request_id: str, step: int) -> bool:
+    """Was it a long prompt then? A preempted request counts with the outputs that it had."""
+    threshold = trace.meta.get("long_prefill_threshold")
+    record, start = trace.requests[request_id], trace.steps[step].start
+    outputs = sum(time <= start for time in record.token_times)
+    return threshold is not None and record.prompt_tokens + outputs > threshold
+
+
 def _chunk_text(span: Span) -> str:
     stop = span.first_position + span.tokens
-    return f"computed {span.tokens} prompt tokens, positions {span.first_position} to {stop - 1}"
+    return f"computed a chunk of {span.tokens}, positions {span.first_position} to {stop - 1}"
 
 
 def _life(trace: Trace, request_id: str) -> tuple[int, int | None]:
