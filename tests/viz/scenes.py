@@ -147,45 +147,37 @@ def stall_scene(
 
 
 def big_trace(num_requests: int = 300, num_spans: int = 100_000) -> Trace:
-    """Very many spans: each request alternates short runs of decodes with gaps."""
+    """Very many spans: each request decodes in every other step, so no two steps join."""
     trace = Trace(
         meta={"clock": "simulated", "policy": "decode-first", "order": "fcfs", "model": "big"}
     )
     per_request = num_spans // num_requests
-    num_steps = 3 * per_request
+    num_steps = 2 * per_request
+    row = StepRecord(0.0, 0.0, 0, 0, 1024, 100, 700, 0, 1e12, 1e10, 0.04, 1e-5, 0)
+    half = num_requests // 2
     for step in range(num_steps):
+        prefill = 512 * (step % 3 == 0)
         trace.steps.append(
-            StepRecord(
-                step * 0.03,
-                (step + 1) * 0.03,
-                512 * (step % 3 == 0),
-                num_requests,
-                1024,
-                100,
-                700,
-                0,
-                1e12,
-                1e10,
-                0.02,
-                1e-5,
-                num_requests,
+            row._replace(
+                start=step * 0.03,
+                end=(step + 1) * 0.03,
+                prefill_tokens=prefill,
+                decode_tokens=half,
+                num_decodes=half,
             )
         )
     for i in range(num_requests):
-        record = RequestRecord(f"request-{i}", 0.0, 512, 2 * per_request)
-        trace.requests[record.request_id] = record
-        trace.events.append(LifecycleEvent(record.request_id, 0, 0.0, "arrive"))
-        trace.events.append(LifecycleEvent(record.request_id, 0, 0.0, "admit"))
-        trace.spans.append(Span(record.request_id, 0, 0, "prefill", 0, 512))
+        record = RequestRecord(f"request-{i}", 0.0, 512, per_request)
+        name = record.request_id
+        trace.requests[name] = record
+        trace.events.append(LifecycleEvent(name, 0, 0.0, "arrive"))
+        trace.events.append(LifecycleEvent(name, 0, 0.0, "admit"))
+        trace.spans.append(Span(name, 0, 0, "prefill", 0, 512))
         record.token_times.append(0.03)
-        for run in range(per_request - 1):
-            first = 1 + 3 * run + (i + run) % 2
-            trace.spans.append(
-                Span(record.request_id, first, first + 1, "decode", 512 + 2 * run, 2)
-            )
-            record.token_times += [(first + 1) * 0.03, (first + 2) * 0.03]
+        for run in range(1, per_request):
+            step = 2 * run - i % 2
+            trace.spans.append(Span(name, step, step, "decode", 511 + run, 1))
+            record.token_times.append((step + 1) * 0.03)
         record.finish_reason, record.finish_time = "length", record.token_times[-1]
-        trace.events.append(
-            LifecycleEvent(record.request_id, num_steps, record.finish_time, "finish")
-        )
+        trace.events.append(LifecycleEvent(name, num_steps, record.token_times[-1], "finish"))
     return trace

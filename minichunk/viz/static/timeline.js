@@ -94,16 +94,17 @@ let instances = 0;
 
 /** Segments of all lanes in one set of arrays; lane i is [offsets[i], offsets[i + 1]), by time. */
 function laneSegments(rows, lanes) {
-  rows.sort((a, b) => a[0] - b[0] || a[1] - b[1]);
-  const n = rows.length;
+  const buckets = Array.from({ length: lanes }, () => []), n = rows.length;
+  for (const row of rows) buckets[row[0]].push(row);
   const out = { start: new Float64Array(n), stop: new Float64Array(n), kind: new Uint8Array(n),
     row: new Int32Array(n), offsets: new Int32Array(lanes + 1) };
-  let lane = 0;
-  rows.forEach((row, i) => {
-    while (lane < row[0]) out.offsets[++lane] = i;
-    [, out.start[i], out.stop[i], out.kind[i], out.row[i]] = row;
+  let i = 0;
+  buckets.forEach((bucket, lane) => {
+    // Rows mostly come in the order of time already, which makes this sort cheap.
+    bucket.sort((a, b) => a[1] - b[1]);
+    for (const row of bucket) { [, out.start[i], out.stop[i], out.kind[i], out.row[i]] = row; i++; }
+    out.offsets[lane + 1] = i;
   });
-  while (lane < lanes) out.offsets[++lane] = n;
   return out;
 }
 
