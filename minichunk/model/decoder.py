@@ -50,8 +50,8 @@ class Decoder:
         `kv_layers` holds (keys, values) of each layer, [num_blocks, block_size, num_kv_heads,
         head_dim] each; the step's keys and values are written into them.
         """
-        before = self._before or self._before_attention
-        after = self._after or self._after_attention
+        before = self._before_attention  # the first layer is eager: without a residual it would
+        after = self._after or self._after_attention  # be one more variant to compile
         cos, sin = self._rotary(batch.positions)
         hidden: Tensor = embedding(batch.input_ids, self.weights.embedding)
         residual: Tensor | None = None
@@ -66,6 +66,7 @@ class Decoder:
                 q, k_cache, v_cache, batch.attention, scale, backend=self.backend
             )
             hidden, residual = after(layer, attended, residual)
+            before = self._before or before
         rows = batch.sample_rows  # the vocabulary is wide: no logits that nobody samples from
         assert residual is not None
         last, _ = self._norm(hidden[rows], self.weights.final_norm, residual[rows])
