@@ -68,6 +68,7 @@ def rms_norm_triton(
         PADDED_SIZE=padded_size,
         HAS_RESIDUAL=residual is not None,
         num_warps=min(max(padded_size // 512, 1), 16),
+        enable_fp_fusion=True,
     )
     return out, new_residual
 

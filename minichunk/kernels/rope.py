@@ -133,6 +133,7 @@ def rope_and_cache_triton(
         BLOCK_SIZE=k_cache.shape[1],
         HAS_NORM=q_norm_weight is not None,
         num_warps=1 if group_size * head_dim <= 1024 else 4,
+        enable_fp_fusion=True,
     )
     return q_out
 

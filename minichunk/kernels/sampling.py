@@ -119,9 +119,16 @@ def sample_triton(
         IS_GREEDY=temperatures is None,
         TILE=TILE,
         num_warps=8,
+        enable_fp_fusion=True,
     )
     best_of_tiles_kernel[(num_rows,)](
-        out, best_scores, best_ids, num_tiles, PADDED_TILES=next_power_of_2(num_tiles), num_warps=1
+        out,
+        best_scores,
+        best_ids,
+        num_tiles,
+        PADDED_TILES=next_power_of_2(num_tiles),
+        num_warps=1,
+        enable_fp_fusion=True,
     )
     return out
 

@@ -46,6 +46,7 @@ def combine_splits(partial: Tensor, log_sums: Tensor, out: Tensor) -> None:
         PADDED_DIM=next_power_of_2(head_dim),
         NUM_SPLITS=num_splits,
         num_warps=4,
+        enable_fp_fusion=True,
     )
 
 

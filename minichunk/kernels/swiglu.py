@@ -35,7 +35,15 @@ def swiglu_triton(gate_up: Tensor) -> Tensor:
     out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         grid = (num_tokens, -(-size // TILE))
-        swiglu_kernel[grid](out, gate_up, gate_up.stride(0), SIZE=size, TILE=TILE, num_warps=4)
+        swiglu_kernel[grid](
+            out,
+            gate_up,
+            gate_up.stride(0),
+            SIZE=size,
+            TILE=TILE,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
     return out
 
 
