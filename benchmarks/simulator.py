@@ -1,4 +1,4 @@
-"""How good and how fast the simulator is: calibration errors, the course's scene, an hour of traffic.
+"""How good and how fast the simulator is: calibration, the course's scene, an hour of traffic.
 
 Run: python benchmarks/simulator.py [--linear FILE] [--attention FILE] [--azure FILE]
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# Not lazy: whoever imports the module `minichunk.compare` later must not put it in the place of
+# the function `mc.compare`. It is a light file.
+from minichunk.compare import Comparison, compare
+
 if TYPE_CHECKING:
     from minichunk import workloads as workloads
-    from minichunk.compare import Comparison as Comparison
-    from minichunk.compare import compare as compare
     from minichunk.core import orders as orders
     from minichunk.core import policies as policies
     from minichunk.core.config import PRESETS as PRESETS
@@ -59,8 +61,6 @@ _HOME = {
     "sweep": "minichunk.sim.run",
     "capacity": "minichunk.sim.run",
     "choose_chunk_size": "minichunk.sim.run",
-    "compare": "minichunk.compare",
-    "Comparison": "minichunk.compare",
 }
 _MODULES = {
     "policies": "minichunk.core.policies",
@@ -69,7 +69,7 @@ _MODULES = {
     "workloads": "minichunk.workloads",
 }
 
-__all__ = [*_HOME, *_MODULES]
+__all__ = ["Comparison", "compare", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(_MODULES[name])
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-        globals()[name] = value  # `compare` names a function and a module: the function wins
+        globals()[name] = value
         return value
     raise AttributeError(f"module 'minichunk' has no attribute {name!r}")
 

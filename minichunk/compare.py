@@ -3,22 +3,20 @@
 Every run starts from an empty block pool and an empty prefix cache, with the same seeds and the
 same prompts, on one real model or on one simulated GPU. What differs is the schedule and nothing
 else; that tokens stay the same is checked, not assumed.
+
+`import minichunk` loads this file, so what it needs is imported where it is used.
 """
 
 from __future__ import annotations
 
-import html
-import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minichunk.core.request import Prompt, PromptShape, RequestSpec
-from minichunk.core.trace import Trace
-from minichunk.sim.run import simulate
-
 if TYPE_CHECKING:
+    from minichunk.core.request import Prompt, RequestSpec
+    from minichunk.core.trace import Trace
     from minichunk.llm import LLM
 
 WARM_UP_OUTPUT_TOKENS = 4
@@ -47,6 +45,8 @@ def compare(
         raise ValueError('runs is empty: name at least one, e.g. {"chunked": dict(chunk_size=512)}')
     if iter(workload) is workload:
         workload = tuple(workload)  # a generator could be read only once
+    from minichunk.sim.run import simulate
+
     traces = {}
     for name, knobs in runs.items():
         options = {**common, **knobs}
@@ -80,6 +80,8 @@ class PromptFiller:
         self._filled = 0
 
     def __call__(self, spec: RequestSpec) -> Prompt:
+        from minichunk.core.request import PromptShape
+
         prompt = spec.prompt
         if not isinstance(prompt, PromptShape):
             return tuple(prompt)
@@ -94,7 +96,9 @@ class PromptFiller:
         return tuple(tokens[: prompt.length])
 
     def _draw(self, key: str, count: int) -> list[int]:
-        return random.Random(f"{self.seed} {key}").choices(range(self.vocab_size), k=count)
+        from random import Random
+
+        return Random(f"{self.seed} {key}").choices(range(self.vocab_size), k=count)
 
 
 def _shortened(workload: Iterable[RequestSpec]) -> list[RequestSpec]:
@@ -176,6 +180,8 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        import html
+
         head, *body = ([html.escape(cell) for cell in line] for line in self._cells())
         heading = "".join(f'<th scope="col">{cell}</th>' for cell in head)
         lines = (
