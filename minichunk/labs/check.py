@@ -1,0 +1,17 @@
+"""Every check of the course by its exercise's name: `check.static_steps(static_steps)`."""
+
+from minichunk.labs.batching import continuous_policy as continuous_policy
+from minichunk.labs.batching import idle_share as idle_share
+from minichunk.labs.batching import static_steps as static_steps
+from minichunk.labs.chunk_size import align_chunk as align_chunk
+from minichunk.labs.chunk_size import choose_chunk as choose_chunk
+from minichunk.labs.chunk_size import kv_tokens_read as kv_tokens_read
+from minichunk.labs.chunking import chunk_bounds as chunk_bounds
+from minichunk.labs.chunking import chunk_mask as chunk_mask
+from minichunk.labs.chunking import decode_first_policy as decode_first_policy
+from minichunk.labs.chunking import find_stalls as find_stalls
+from minichunk.labs.chunking import prefill_flops as prefill_flops
+from minichunk.labs.chunking import split_gap as split_gap
+from minichunk.labs.mixing import capped_policy as capped_policy
+from minichunk.labs.mixing import choose_preset as choose_preset
+from minichunk.labs.mixing import prefill_steps as prefill_steps
