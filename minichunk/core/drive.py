@@ -32,16 +32,19 @@ class Feed:
         self.to_prompt = to_prompt or (lambda spec: spec.prompt)
         self.on_finish = getattr(workload, "on_finish", None)
         self._specs: Iterator[RequestSpec] = iter(workload)
-        self._next = next(self._specs, None)
+        self._exhausted = False
         self._latest = float("-inf")  # arrival of the last one that was added
         self._live: dict[str, RequestSpec] = {}
 
     def pull(self) -> None:
         """Add every request that is due and the one after, so the engine knows whom to await."""
-        while self._next is not None and self._latest <= self.engine.clock.now():
-            self._latest = self._next.arrival
-            self._add(self._next)
-            self._next = next(self._specs, None)
+        while not self._exhausted and self._latest <= self.engine.clock.now():
+            spec = next(self._specs, None)
+            if spec is None:
+                self._exhausted = True
+            else:
+                self._latest = spec.arrival
+                self._add(spec)
 
     def finished(self, request_id: str, now: float) -> None:
         spec = self._live.pop(request_id, None)

@@ -26,7 +26,7 @@ def one_second(plan: StepPlan) -> float:
 
 
 class FakeExecutor:
-    """Serves one engine. `duration` says how long a step takes, `before` is called with each plan."""
+    """Serves one engine. `duration` gives a step's seconds, `before` is called with each plan."""
 
     def __init__(
         self,

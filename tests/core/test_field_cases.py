@@ -159,7 +159,7 @@ def test_preemption_after_k_outputs_loses_and_repeats_no_token(
     preempt = next(e for e in engine.trace.events if e.kind == "preempt")
     k = sum(time <= preempt.time for time in record.token_times)
     resume = next(e for e in engine.trace.events if e.kind == "resume")
-    step, start, tokens = next(c for c in chunks_of(engine, "second") if c[0] >= resume.step)
+    _, start, tokens = next(c for c in chunks_of(engine, "second") if c[0] >= resume.step)
     assert 0 < k < 18
     assert (start, start + tokens) == (resume.tokens, 6 + k)
     assert resume.tokens == 0 or prefix_caching
@@ -170,7 +170,7 @@ def test_a_victim_already_in_the_plan_is_rolled_back_and_nobody_is_skipped(
     rng: random.Random, half_first: bool
 ) -> None:
     def half(view: Any) -> Any:
-        """The order's last decodes first, then prompts: the victim sits at the front of the plan."""
+        """The order's last decodes first, then prompts: the victim leads the plan."""
         for request in reversed(view.decoding[2:]):
             yield request, 1
         for request in view.prefilling:
