@@ -849,6 +849,7 @@ export function mount(root, payload, options = {}) {
     buildPanes();
     layout();
     root.dataset.revision = ++revision;
+    announce("");
     if (tableBox.open) fillTable();
   }
 
@@ -924,6 +925,7 @@ export function mount(root, payload, options = {}) {
 
   function paint() {
     if (!layouts.length || !frameBox.clientWidth) return;
+    if (!coloured()) retheme();
     const began = performance.now(), what = stale;
     stale = new Set();
     const all = what.has("all"), zoomed = all || what.has("view");
@@ -1327,6 +1329,9 @@ export function mount(root, payload, options = {}) {
     draw("all");
   }
 
+  /** A host may attach us, or our style sheet, only after mounting: until then no colour is known. */
+  const coloured = () => Boolean(palette.decode);
+
   const mountedAt = performance.now();
   retheme();
   load(payload, null);
@@ -1341,7 +1346,7 @@ export function mount(root, payload, options = {}) {
   listen(media, "change", retheme);
   listen(axis, "pointerdown", (event) => { if (event.button) return; main.focus({ preventScroll: true }); drag = { k: 0, mode: "scrub", x: event.clientX, y: event.clientY, moved: false }; axis.setPointerCapture(event.pointerId); setCursor(timeAt(event)); });
   listen(axis, "wheel", (event) => wheel(event, 0), { passive: false });
-  const resized = new ResizeObserver(() => layout());
+  const resized = new ResizeObserver(() => { retheme(); layout(); });
   resized.observe(frameBox);
   const seen = new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting)) draw("all"); });
   seen.observe(frameBox);
