@@ -153,6 +153,7 @@ class GGUFFile:
             "rope_theta": float(self._field(f"{arch}.rope.freq_base", 10000.0)),
             "rope_scaling": self._llama3_rope(),
             "attention_bias": "model.layers.0.self_attn.o_proj.bias" in self._tensors,
+            "mlp_bias": "model.layers.0.mlp.down_proj.bias" in self._tensors,
             "tie_word_embeddings": "lm_head.weight" not in self._tensors,
             "hidden_act": "silu",
             "bos_token_id": self._token_id("bos"),

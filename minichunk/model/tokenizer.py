@@ -74,6 +74,11 @@ def byte_level_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     vocabulary = {text: token_id for token_id, text in enumerate(tokens)}
+    for first, second in merges:  # the library may panic on these
+        if not {first, second, first + second} <= vocabulary.keys():
+            raise ModelError(
+                f"the tokenizer is damaged: its merge {first!r} + {second!r} is not made of tokens"
+            )
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -144,7 +144,8 @@ class RandomTensors:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
             return torch.ones(shape)
-        generator = torch.Generator().manual_seed((self._seed << 32) + zlib.crc32(name.encode()))
+        # A hash of both, since torch's CPU generator looks at the lower 32 bits of a seed only.
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
         return torch.randn(shape, generator=generator) * self._deviation
 
 
