@@ -59,14 +59,17 @@ def paged_attention_torch(
     """`paged_attention` in torch, on any device; fed with float64 it is the kernel's reference."""
     num_kv_heads, head_dim = k_cache.shape[2:]
     group_size = q.shape[1] // num_kv_heads
-    keys = k_cache.view(-1, num_kv_heads, head_dim)
-    values = v_cache.view(-1, num_kv_heads, head_dim)
+    keys, values = (
+        k_cache.view(-1, num_kv_heads * head_dim),
+        v_cache.view(-1, num_kv_heads * head_dim),
+    )
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     for group in metadata.gather_groups:
         batch, num_queries, num_keys = group.mask.shape
+        kv_shape = (batch, num_keys, num_kv_heads, head_dim)
         # The query heads that share a KV head become further query rows, so K and V need no copies.
         folded = (
-            q[group.tokens]
+            q.index_select(0, group.tokens)
             .view(batch, num_queries, num_kv_heads, group_size, head_dim)
             .permute(0, 2, 3, 1, 4)
             .reshape(batch, num_kv_heads, group_size * num_queries, head_dim)
@@ -74,8 +77,8 @@ def paged_attention_torch(
         mask = group.mask[:, None, None].expand(batch, 1, group_size, num_queries, num_keys)
         attended = scaled_dot_product_attention(
             folded,
-            keys[group.slots].transpose(1, 2),
-            values[group.slots].transpose(1, 2),
+            keys.index_select(0, group.slots).view(kv_shape).transpose(1, 2),
+            values.index_select(0, group.slots).view(kv_shape).transpose(1, 2),
             attn_mask=mask.reshape(batch, 1, group_size * num_queries, num_keys),
             scale=scale,
         )

@@ -24,7 +24,7 @@ class GatherGroup:
     """Work for one dense attention call of the torch path: B sequences, L query tokens of each.
 
     tokens [B * L]   rows of q
-    slots  [B, S]    cache slots of each sequence's keys; where a sequence is shorter than S, its
+    slots  [B * S]   cache slots of each sequence's keys; where a sequence is shorter than S, its
                      own last slot again, because an unwritten slot may hold NaN and 0 * NaN is NaN
     mask   [B, L, S] True where a query token sees a key
     """
@@ -146,4 +146,4 @@ class AttentionMetadata:
         )
         tokens = torch.tensor(first_tokens, device=device)[:, None] + query
         last_seen = length - num_queries + query  # [B, L]: a token sees the keys up to itself
-        return GatherGroup(tokens.flatten(), slots, key <= last_seen[:, :, None])
+        return GatherGroup(tokens.flatten(), slots.flatten(), key <= last_seen[:, :, None])

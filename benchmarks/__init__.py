@@ -1,0 +1,2 @@
+"""Measurements, each run as `python -m benchmarks.NAME`; results with date, card and versions lie
+in `benchmarks/results/`."""
