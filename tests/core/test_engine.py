@@ -469,9 +469,8 @@ def test_with_nothing_due_a_step_waits_for_the_next_arrival(rng: random.Random) 
 def test_on_the_wall_clock_a_step_sleeps_until_the_next_arrival(rng: random.Random) -> None:
     executor = FakeExecutor(16, 4, duration=lambda plan: None)  # type: ignore[arg-type, return-value]
     engine = Engine(executor, EngineConfig(num_blocks=16, block_size=4), clock=WallClock())
-    rid = engine.add_request(
-        random_prompt(rng, 4), greedy(2), arrival_time=engine.clock.now() + 0.05
-    )
+    soon = engine.clock.now() + 0.05
+    rid = engine.add_request(random_prompt(rng, 4), greedy(2), arrival_time=soon)
     before = time.process_time()
     events = drain(engine, max_steps=3)
     assert time.process_time() - before < 0.04  # it did not spin
