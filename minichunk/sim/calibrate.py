@@ -112,7 +112,7 @@ def fit(
     measurements: Sequence[Measurement],
     start: Efficiency,
     *,
-    step_overhead: float = 0.002,
+    step_overhead: float = 0.001,
     host_time: float = 0.0,
     step_fields: Sequence[str] = ("compute", "bandwidth", "attention_compute", "step_overhead"),
     held_out: float = 0.25,

@@ -67,7 +67,7 @@ class CostModel:
         *,
         tensor_parallel: int = 1,
         efficiency: Efficiency | None = None,
-        step_overhead: float = 0.002,
+        step_overhead: float = 0.001,
         host_time: float = 0.0,
         tile: int | None = None,
     ) -> None:

@@ -7,6 +7,8 @@ Dask or Ray cluster share the work.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import itertools
 import math
 import platform
@@ -67,10 +69,19 @@ def simulated_engine(
         "peak_bandwidth": cost_model.peak_bandwidth,
         "step_overhead": cost_model.step_overhead,
         "host_time": cost_model.host_time,
-        "versions": {"python": platform.python_version()},
+        "versions": dict(_versions()),
     }
     executor = SimulatedExecutor(cost_model)
     return Engine(executor, config, clock=VirtualClock(), meta=meta)
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    try:
+        own = importlib.metadata.version("minichunk")
+    except importlib.metadata.PackageNotFoundError:  # used from a source folder
+        own = "unknown"
+    return {"minichunk": own, "python": platform.python_version()}
 
 
 def num_blocks_for(cost_model: CostModel, block_size: int, memory_fraction: float = 0.9) -> int:
