@@ -119,7 +119,8 @@ class Comparison:
     def same_tokens(self) -> dict[str, int | None]:
         """Request id → first position at which any run's output differs from the first run's.
 
-        None: all the same, length included. Empty for simulated runs, which have no tokens.
+        None: all the same, length included. Empty for simulated runs, which have no tokens. Of no
+        use for a closed loop, where the schedule decides which question gets which id.
         """
         first, *others = (trace.requests for trace in self.traces.values())
         result: dict[str, int | None] = {}
