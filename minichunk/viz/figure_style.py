@@ -40,8 +40,15 @@ def to_png(figure: Figure, dpi: int = 110) -> bytes:
     return buffer.getvalue()
 
 
+class Picture(Figure):
+    """A figure that a notebook shows by itself, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
+
+
 def single(width: float, height: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Picture(figsize=(width, height), layout="constrained")
     return figure, figure.subplots()
 
 

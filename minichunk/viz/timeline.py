@@ -65,10 +65,11 @@ class Timeline(anywidget.AnyWidget):
         return to_html(self.traces, None if path is None else os.fspath(path), **self._shown())
 
     def to_png(self) -> bytes:
-        """A still picture of the same traces, drawn by matplotlib."""
+        """A still picture of the same traces and view, drawn by matplotlib."""
         from minichunk.viz.figures import timeline_figure, to_png
 
-        return to_png(timeline_figure(self.traces))
+        view = (self.view[0], self.view[1]) if self.view else None
+        return to_png(timeline_figure(self.traces, view=view))
 
     def iframe(self) -> str:
         """The page in an `<iframe srcdoc>`: for front ends without widgets. HTML text."""

@@ -22,6 +22,7 @@ from minichunk.viz.figure_style import (
     STALL_TINT,
     TEXT,
     TITLE,
+    Picture,
     frame,
     letters,
     shorten,
@@ -44,7 +45,7 @@ def timeline_figure(
     for lanes in shown:
         heights += [min(5.0, max(0.9, 0.22 * len(lanes))), 0.55]
     total = sum(heights) + 0.62 * len(panes) + 0.55
-    figure = Figure(figsize=(width, total), layout="constrained")
+    figure = Picture(figsize=(width, total), layout="constrained")
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
     span = view or _extent(panes)
     per_inch = (span[1] - span[0]) / (width * 100)
