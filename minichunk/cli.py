@@ -188,7 +188,7 @@ def _lab(commands: argparse._SubParsersAction) -> None:
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """The engine's knobs. Only those given appear in the arguments, so defaults stay in one place."""
+    """The engine's knobs. Only those given are set, so that defaults stay in one place."""
     group = parser.add_argument_group("engine options (defaults: see EngineConfig)")
 
     def option(name: str, **settings: object) -> None:

@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minichunk.console import milliseconds, side_by_side
 from minichunk.core.config import EngineConfig
 from minichunk.core.policies import parse_spelling, resolve_policy
+from minichunk.core.request import SamplingParams
 from minichunk.core.trace import Trace
 
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ def simulate(arguments: Namespace) -> None:
     from rich.console import Console
 
     from minichunk.compare import compare
-    from minichunk.console import side_by_side
     from minichunk.sim.hardware import get_gpu
     from minichunk.sim.shapes import get_shape
     from minichunk.workloads import describe
@@ -54,6 +55,34 @@ def simulate(arguments: Namespace) -> None:
     if arguments.html:
         both.to_html(arguments.html)
         console.print(f"wrote {arguments.html}", highlight=False, soft_wrap=True)
+
+
+def generate(arguments: Namespace) -> None:
+    """Stream an answer, token by token as the engine makes it."""
+    from minichunk.llm import LLM
+
+    params = SamplingParams(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        seed=arguments.seed,
+        stop=tuple(arguments.stop),
+    )
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    llm = LLM(arguments.model, device=arguments.device, dtype=arguments.dtype, max_num_seqs=1)
+    raw = arguments.raw or not getattr(llm.tokenizer, "chat_template", None)
+    prompt = llm.encode(text) if raw else llm.encode_chat([{"role": "user", "content": text}])
+    for event in llm.stream(prompt, params):
+        print(event.text, end="", flush=True)
+    print()
+    metrics = llm.trace.metrics()
+    print(
+        f"[{len(prompt)} + {metrics.output_tokens} tokens, time to first token "
+        f"{milliseconds(metrics.ttft.p50)}, {metrics.throughput:.1f} tokens/s]",
+        file=sys.stderr,
+    )
 
 
 def timeline(arguments: Namespace) -> None:
@@ -135,7 +164,7 @@ def workload_from(text: str, limit: int | None = None) -> Workload:
     from minichunk import workloads
 
     kind, colon, path = text.partition(":")
-    loaders = {
+    loaders: dict[str, Callable[..., Workload]] = {
         "azure": workloads.load_azure,
         "sharegpt": lambda path, limit: workloads.load_sharegpt_lengths(path, rate=1, limit=limit),
         "mooncake": workloads.load_mooncake,
