@@ -161,12 +161,15 @@ class StepIndex:
         self.ends = [step.end for step in trace.steps]
         self.chunks: dict[int, list[_Chunk]] = {}
         of_request: dict[str, list[_Chunk]] = {}
+        reached: dict[str, int] = {}
         for span in trace.spans:
+            starts_again = span.first_position < reached.get(span.request_id, 0)
+            reached[span.request_id] = span.first_position + span.tokens
             if span.kind != "prefill":
                 continue
             mine = of_request.setdefault(span.request_id, [])
-            if span.first_position == 0 and mine:
-                _number(mine)  # it starts again after a preemption
+            if starts_again:  # after a preemption
+                _number(mine)
                 mine = of_request[span.request_id] = []
             chunk = _Chunk(span.request_id, len(mine) + 1, 0, span.tokens)
             mine.append(chunk)
