@@ -122,7 +122,7 @@ class Report:
 
 
 def all_cases(target: str) -> list[Case]:
-    """Every case that the package may launch on `target`."""
+    """A case for each kernel, dtype and head dimension, and for other block and group sizes."""
     dtypes = [dtype for dtype in DTYPES if (target, dtype) != ("sm_75", "bfloat16")]
     cases = []
     for dtype in dtypes:
@@ -130,14 +130,12 @@ def all_cases(target: str) -> list[Case]:
             case = Case("attention chunk", dtype, head_dim)
             cases += [case, replace(case, operation="attention decode")]
             cases += [replace(case, operation="rope"), replace(case, operation="rope with norm")]
-        for block_size in (64, 128):
-            case = Case("attention chunk", dtype, 128, block_size=block_size)
-            cases += [case, replace(case, operation="attention decode")]
-        for group_size in (1, 3, 8):
-            case = Case("attention chunk", dtype, 64, group_size)
-            cases += [case, replace(case, operation="attention decode")]
         cases.append(Case("attention split", dtype, 128))
         cases += [Case(name, dtype) for name in ("rms_norm", "swiglu", "greedy", "gumbel")]
+    half = dtypes[-2]  # other block sizes and groups, in the usual precision
+    for operation in ("attention chunk", "attention decode"):
+        cases += [Case(operation, half, 128, block_size=size) for size in (64, 128)]
+        cases += [Case(operation, half, 64, group) for group in (1, 3, 8)]
     return cases
 
 

@@ -97,7 +97,6 @@ def rope_and_cache_triton(
     """`rope_and_cache` on Triton. q, k and v may be slices of one fused projection."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    group_size = num_q_heads // num_kv_heads
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.stride(2) != 1 or x.stride(1) != head_dim:
             raise ValueError(f"each token of {name} must be contiguous; strides are {x.stride()}")
@@ -106,7 +105,8 @@ def rope_and_cache_triton(
     q_out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)
     if num_tokens == 0:
         return q_out
-    rope_and_cache_kernel[(num_tokens, num_kv_heads)](
+    padded_half, padded_heads = next_power_of_2(head_dim // 2), next_power_of_2(num_q_heads)
+    rope_and_cache_kernel[(num_tokens,)](
         q_out,
         k_cache,
         v_cache,
@@ -126,13 +126,14 @@ def rope_and_cache_triton(
         k_cache.stride(1),
         k_cache.stride(2),
         NUM_Q_HEADS=num_q_heads,
-        GROUP_SIZE=group_size,
-        PADDED_GROUP=next_power_of_2(group_size),
+        NUM_KV_HEADS=num_kv_heads,
+        PADDED_Q_HEADS=padded_heads,
+        PADDED_KV_HEADS=next_power_of_2(num_kv_heads),
         HALF_DIM=head_dim // 2,
-        PADDED_HALF=next_power_of_2(head_dim // 2),
+        PADDED_HALF=padded_half,
         BLOCK_SIZE=k_cache.shape[1],
         HAS_NORM=q_norm_weight is not None,
-        num_warps=1 if group_size * head_dim <= 1024 else 4,
+        num_warps=min(max(padded_heads * padded_half // 1024, 1), 8),
         enable_fp_fusion=True,
     )
     return q_out
@@ -159,75 +160,70 @@ def rope_and_cache_kernel(  # type: ignore[no-untyped-def]
     slot_stride,
     head_stride,
     NUM_Q_HEADS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    PADDED_Q_HEADS: tl.constexpr,
+    PADDED_KV_HEADS: tl.constexpr,
     HALF_DIM: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """One program: one token, one KV head and the GROUP_SIZE query heads that read it.
+    """One program: one token with all its heads.
 
     q_out    [num_tokens, NUM_Q_HEADS, 2 * HALF_DIM]
-    k_cache, v_cache [num_blocks, BLOCK_SIZE, num_kv_heads, 2 * HALF_DIM], written in place
-    q        [num_tokens, NUM_Q_HEADS, 2 * HALF_DIM]; k, v [num_tokens, num_kv_heads, 2 * HALF_DIM]
+    k_cache, v_cache [num_blocks, BLOCK_SIZE, NUM_KV_HEADS, 2 * HALF_DIM], written in place
+    q        [num_tokens, NUM_Q_HEADS, 2 * HALF_DIM]; k, v [num_tokens, NUM_KV_HEADS, 2 * HALF_DIM]
     cos, sin [num_tokens, HALF_DIM] float32
     slot_mapping [num_tokens] int32 or int64; q_norm, k_norm [2 * HALF_DIM], or None
-
-    The two halves of a head are loaded apart, for each element needs the one half a head away.
     """
     token = tl.program_id(0).to(tl.int64)
-    kv_head = tl.program_id(1)
     dim = tl.arange(0, PADDED_HALF)
-    in_dim = dim < HALF_DIM
-    cos = tl.load(cos_ptr + token * HALF_DIM + dim, mask=in_dim, other=0.0)
-    sin = tl.load(sin_ptr + token * HALF_DIM + dim, mask=in_dim, other=0.0)
+    cos = tl.load(cos_ptr + token * HALF_DIM + dim, mask=dim < HALF_DIM, other=0.0)[None, :]
+    sin = tl.load(sin_ptr + token * HALF_DIM + dim, mask=dim < HALF_DIM, other=0.0)[None, :]
+
+    head = tl.arange(0, PADDED_Q_HEADS)
+    offset = head[:, None] * (2 * HALF_DIM) + dim[None, :]
+    mask = (head < NUM_Q_HEADS)[:, None] & (dim < HALF_DIM)[None, :]
+    low, high = _rotated(
+        q_ptr + token * q_stride + offset, mask, cos, sin, q_norm_ptr, eps, HALF_DIM, HAS_NORM
+    )
+    out_ptrs = q_out_ptr + token * (NUM_Q_HEADS * 2 * HALF_DIM) + offset
+    tl.store(out_ptrs, low.to(q_out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs + HALF_DIM, high.to(q_out_ptr.dtype.element_ty), mask=mask)
 
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     if slot >= 0:
-        source = kv_head * (2 * HALF_DIM) + dim
-        k_first = tl.load(k_ptr + token * k_stride + source, mask=in_dim, other=0.0)
-        k_second = tl.load(k_ptr + token * k_stride + source + HALF_DIM, mask=in_dim, other=0.0)
-        v_first = tl.load(v_ptr + token * v_stride + source, mask=in_dim, other=0.0)
-        v_second = tl.load(v_ptr + token * v_stride + source + HALF_DIM, mask=in_dim, other=0.0)
-        k_first, k_second = k_first.to(tl.float32), k_second.to(tl.float32)
-        if HAS_NORM:
-            sum_of_squares = tl.sum(k_first * k_first + k_second * k_second, axis=0)
-            inverse_rms = tl.rsqrt(sum_of_squares / (2 * HALF_DIM) + eps)
-            weight_first = tl.load(k_norm_ptr + dim, mask=in_dim, other=0.0)
-            weight_second = tl.load(k_norm_ptr + HALF_DIM + dim, mask=in_dim, other=0.0)
-            k_first = k_first * inverse_rms * weight_first.to(tl.float32)
-            k_second = k_second * inverse_rms * weight_second.to(tl.float32)
-        target = (
-            slot // BLOCK_SIZE * block_stride
-            + slot % BLOCK_SIZE * slot_stride
-            + kv_head * head_stride
-            + dim
-        )
+        kv_head = tl.arange(0, PADDED_KV_HEADS)
+        source = kv_head[:, None] * (2 * HALF_DIM) + dim[None, :]
+        kv_mask = (kv_head < NUM_KV_HEADS)[:, None] & (dim < HALF_DIM)[None, :]
+        slot_offset = slot // BLOCK_SIZE * block_stride + slot % BLOCK_SIZE * slot_stride
+        target = slot_offset + kv_head[:, None] * head_stride + dim[None, :]
         dtype = k_cache_ptr.dtype.element_ty
-        k_low = (k_first * cos - k_second * sin).to(dtype)
-        k_high = (k_second * cos + k_first * sin).to(dtype)
-        tl.store(k_cache_ptr + target, k_low, mask=in_dim)
-        tl.store(k_cache_ptr + target + HALF_DIM, k_high, mask=in_dim)
-        tl.store(v_cache_ptr + target, v_first, mask=in_dim)
-        tl.store(v_cache_ptr + target + HALF_DIM, v_second, mask=in_dim)
+        k_ptrs = k_ptr + token * k_stride + source
+        k_low, k_high = _rotated(k_ptrs, kv_mask, cos, sin, k_norm_ptr, eps, HALF_DIM, HAS_NORM)
+        tl.store(k_cache_ptr + target, k_low.to(dtype), mask=kv_mask)
+        tl.store(k_cache_ptr + target + HALF_DIM, k_high.to(dtype), mask=kv_mask)
+        v_ptrs = v_ptr + token * v_stride + source
+        v_low = tl.load(v_ptrs, mask=kv_mask)
+        v_high = tl.load(v_ptrs + HALF_DIM, mask=kv_mask)
+        tl.store(v_cache_ptr + target, v_low, mask=kv_mask)
+        tl.store(v_cache_ptr + target + HALF_DIM, v_high, mask=kv_mask)
 
-    member = tl.arange(0, PADDED_GROUP)
-    head = kv_head * GROUP_SIZE + member
-    offset = head[:, None] * (2 * HALF_DIM) + dim[None, :]
-    mask = (member < GROUP_SIZE)[:, None] & in_dim[None, :]
-    q_first = tl.load(q_ptr + token * q_stride + offset, mask=mask, other=0.0).to(tl.float32)
-    q_second = tl.load(q_ptr + token * q_stride + offset + HALF_DIM, mask=mask, other=0.0)
-    q_second = q_second.to(tl.float32)
+
+@jit()
+def _rotated(ptrs, mask, cos, sin, norm_ptr, eps, HALF_DIM: tl.constexpr, HAS_NORM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The two halves [heads, half] of the heads at `ptrs`, normalised and rotated, in float32.
+
+    The halves are loaded apart, because each element needs the one half a head away.
+    """
+    low = tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
+    high = tl.load(ptrs + HALF_DIM, mask=mask, other=0.0).to(tl.float32)
     if HAS_NORM:
-        sum_of_squares = tl.sum(q_first * q_first + q_second * q_second, axis=1)
+        dim = tl.arange(0, low.shape[1])
+        sum_of_squares = tl.sum(low * low + high * high, axis=1)
         inverse_rms = tl.rsqrt(sum_of_squares / (2 * HALF_DIM) + eps)[:, None]
-        weight_first = tl.load(q_norm_ptr + dim, mask=in_dim, other=0.0).to(tl.float32)
-        weight_second = tl.load(q_norm_ptr + HALF_DIM + dim, mask=in_dim, other=0.0).to(tl.float32)
-        q_first = q_first * inverse_rms * weight_first[None, :]
-        q_second = q_second * inverse_rms * weight_second[None, :]
-    q_low = q_first * cos[None, :] - q_second * sin[None, :]
-    q_high = q_second * cos[None, :] + q_first * sin[None, :]
-    out_ptrs = q_out_ptr + token * (NUM_Q_HEADS * 2 * HALF_DIM) + offset
-    tl.store(out_ptrs, q_low.to(q_out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out_ptrs + HALF_DIM, q_high.to(q_out_ptr.dtype.element_ty), mask=mask)
+        norm_low = tl.load(norm_ptr + dim, mask=dim < HALF_DIM, other=0.0)
+        norm_high = tl.load(norm_ptr + HALF_DIM + dim, mask=dim < HALF_DIM, other=0.0)
+        low = low * inverse_rms * norm_low.to(tl.float32)[None, :]
+        high = high * inverse_rms * norm_high.to(tl.float32)[None, :]
+    return low * cos - high * sin, high * cos + low * sin

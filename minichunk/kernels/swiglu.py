@@ -13,7 +13,7 @@ from torch.nn.functional import silu
 from minichunk.kernels._triton import jit, tl
 from minichunk.kernels.backend import runs_on_triton
 
-TILE = 1024  # elements of one program
+TILE = 2048  # elements of one program
 
 
 def swiglu(gate_up: Tensor, *, backend: str = "torch") -> Tensor:
