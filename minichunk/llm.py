@@ -132,6 +132,7 @@ class LLM:
         self.notice = resolved.notice
         self.model_name = resolved.name
         self.model_origin = resolved.origin
+        self.model_path = resolved.tensors.description
         self.model_config = resolved.config
         self.tokenizer = resolved.tokenizer
         self._memory_fraction = memory_fraction

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from minichunk.core.plan import ScheduledChunk, StepPlan
-from minichunk.kernels.attention import AttentionMetadata
+from minichunk.kernels.attention_metadata import AttentionMetadata
 
 MANY_ROWS = 1024  # rows of block tables that may be kept for requests that are not in the step
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minichunk.kernels.attention import AttentionMetadata
+from minichunk.kernels.attention_metadata import AttentionMetadata
 from minichunk.model.batch import Batch
 from minichunk.model.decoder import Decoder
 

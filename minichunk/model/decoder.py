@@ -38,8 +38,7 @@ class Decoder:
         self.config = config
         self.weights = weights
         self.backend = backend
-        device = weights.embedding.device
-        self._inv_freq = torch.tensor(config.inv_freq, dtype=torch.float32, device=device)
+        self._cos, self._sin = rotary_tables(config, weights.embedding.device)
         self._before = torch.compile(self._before_attention, dynamic=True) if compiled else None
         self._after = torch.compile(self._after_attention, dynamic=True) if compiled else None
 
@@ -52,7 +51,7 @@ class Decoder:
         """
         before = self._before_attention  # the first layer is eager: without a residual it would
         after = self._after or self._after_attention  # be one more variant to compile
-        cos, sin = self._rotary(batch.positions)
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         hidden: Tensor = embedding(batch.input_ids, self.weights.embedding)
         residual: Tensor | None = None
         for layer, (k_cache, v_cache) in zip(self.weights.layers, kv_layers, strict=True):
@@ -93,8 +92,10 @@ class Decoder:
     def _norm(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return rms_norm(x, weight, self.config.rms_norm_eps, residual, backend=self.backend)
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each position's angles, [num_tokens, head_dim / 2] float32."""
-        angles = positions[:, None].float() * self._inv_freq
-        scale = self.config.rope_scale
-        return angles.cos() * scale, angles.sin() * scale
+
+def rotary_tables(config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of every position, [max_model_len, head_dim / 2] float32."""
+    inv_freq = torch.tensor(config.inv_freq, dtype=torch.float32, device=device)
+    positions = torch.arange(config.max_model_len, dtype=torch.float32, device=device)
+    angles = positions[:, None] * inv_freq
+    return angles.cos() * config.rope_scale, angles.sin() * config.rope_scale

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from minichunk.kernels.backend import choose_backend
+from minichunk.model.config import one_line
 from minichunk.model.errors import ModelError
 from minichunk.model.executor import ModelExecutor
 from minichunk.model.resolve import ResolvedModel
@@ -17,7 +19,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-AMPERE = (8, 0)  # the first NVIDIA generation with bfloat16 in its tensor cores
+AMPERE = (8, 0)  # the first NVIDIA generation that computes in bfloat16
 
 
 def load_executor(
@@ -32,7 +34,7 @@ def load_executor(
     """Load a model's weights onto a device. Raises ModelError for what does not go together."""
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
-    kernels = choose_backend(backend, where)
+    kernels = backend_for(backend, where, precision)
     # Packed weights are opaque to torch.compile, which arranges plain ones itself.
     packed = where.type == "cpu" and not compiled
     try:
@@ -70,21 +72,15 @@ def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     chosen = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
     if chosen is None or chosen not in DTYPES.values():
         raise ModelError(f"dtype={dtype!r} is not known; choose one of: auto, {', '.join(DTYPES)}")
-    if chosen is torch.bfloat16 and not gpu_multiplies_bfloat16(device):
-        raise ModelError(
-            f"dtype=bfloat16 needs a GPU of compute capability 8.0 or more, and {device} is older; "
-            "use dtype='float16'"
-        )
     return chosen
 
 
-def choose_backend(backend: str, device: torch.device) -> str:
-    """Triton where it emits tensor-core instructions (sm_80 and up, ROCm), else torch."""
-    if backend not in ("auto", "torch", "triton"):
-        raise ModelError(f"backend={backend!r} is not known; choose auto, torch or triton")
-    if backend != "auto":
-        return backend
-    return "triton" if device.type == "cuda" and gpu_multiplies_bfloat16(device) else "torch"
+def backend_for(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The kernels' own choice, with its refusals as ModelError."""
+    try:
+        return choose_backend(backend, device, dtype)
+    except ValueError as error:
+        raise ModelError(one_line(error)) from None
 
 
 def gpu_multiplies_bfloat16(device: torch.device) -> bool:

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from minichunk.llm import LLM
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError
-from minichunk.model.loading import choose_backend, choose_device, choose_dtype
+from minichunk.model.loading import backend_for, choose_device, choose_dtype
 
 from .tiny import ARCHITECTURES, SIZES, config_of
 
@@ -97,19 +97,23 @@ def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ModelError, match="int3"):
         choose_dtype("int3", cpu)
     with pytest.raises(ModelError, match="cuddly"):
-        choose_backend("cuddly", cpu)
+        backend_for("cuddly", cpu, torch.float32)
     assert choose_dtype("fp32", cpu) is torch.float32
-    assert choose_backend("auto", cpu) == "torch"
+    assert backend_for("auto", cpu, torch.float32) == "torch"
 
 
 def test_old_gpus_get_float16_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 (compute capability 7.5): no bfloat16, and Triton emits no tensor-core code for it."""
-    gpu = torch.device("cuda", 0)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert choose_dtype("auto", gpu) is torch.float16
-    assert choose_backend("auto", gpu) == "torch"
+    """A T4 (compute capability 7.5): no bfloat16, and Triton emits no tensor-core code for it.
+
+    The device numbers are ones that no machine has, since a device's target is looked up once.
+    """
+    old, new = torch.device("cuda", 98), torch.device("cuda", 99)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: (7, 5) if device == old else (8, 0)
+    )
+    assert choose_dtype("auto", old) is torch.float16
+    assert backend_for("auto", old, torch.float16) == "torch"
     with pytest.raises(ModelError, match="float16"):
-        choose_dtype("bfloat16", gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert choose_dtype("auto", gpu) is torch.bfloat16
-    assert choose_backend("auto", gpu) == "triton"
+        backend_for("torch", old, torch.bfloat16)
+    assert choose_dtype("auto", new) is torch.bfloat16
+    assert backend_for("auto", new, torch.bfloat16) in ("triton", "torch")  # torch: no Triton here
