@@ -380,9 +380,10 @@ function paintLanes(p, pane, layout, view, state) {
 /** ITL ticks: one per token, as soon as they can be told apart. */
 function paintTokenTicks(p, pane, lane, layout, view, y, height) {
   const { token_offsets: offsets, token_times: at } = pane.requests, scale = layout.width / (view.t1 - view.t0);
+  const steps = stepAt(pane, view.t1) - Math.max(0, stepAt(pane, view.t0)) + 1;
+  if (height < 6 || layout.width / steps < 5) return;  // the same answer for every lane
   const from = above(at, view.t0 - 1e-12, offsets[lane], offsets[lane + 1]);
   const to = above(at, view.t1, from, offsets[lane + 1]);
-  if (height < 6 || to - from < 1 || (to - from > 1 && ((at[to - 1] - at[from]) * scale) / (to - from - 1) < 5)) return;
   for (let i = from; i < to; i++) p.rect((at[i] - view.t0) * scale - 0.5, y + height - Math.min(5, height / 2), 1, Math.min(5, height / 2), "tick");
 }
 
@@ -597,8 +598,8 @@ function stepPanel(pane, step, state, select) {
     const { request, prefill: isPrefill, position, tokens, first, chunk, chunks } = pane.spans;
     const start = position[row] + (isPrefill[row] ? 0 : step - first[row]), lane = request[row];
     const what = isPrefill[row]
-      ? `chunk ${chunk[row]}/${chunks[row]}: positions ${grouped(start)}–${grouped(start + tokens[row] - 1)} of ${grouped(pane.requests.prompt[lane])}`
-      : `decode: position ${grouped(start)}`;
+      ? `chunk ${chunk[row]}/${chunks[row]}: ${grouped(start)}–${grouped(start + tokens[row] - 1)} of ${grouped(Math.max(pane.requests.prompt[lane], start + tokens[row]))}`
+      : `decode: ${grouped(start)}`;
     return h("li", {}, h(`i.${isPrefill[row] ? "prefill" : "decode"}`, { "aria-hidden": "true" }), requestButton(pane, lane, state, select), h("span", {}, what));
   });
   if (rows.length > MAX_ROWS) batch.push(h("li.more", {}, `and ${grouped(rows.length - MAX_ROWS)} more`));
@@ -610,7 +611,7 @@ function stepPanel(pane, step, state, select) {
       h("b.decode", { style: share(decode) }), h("b.prefill", { style: share(prefill) })),
     h("p.numbers", {}, `${grouped(prefill)} prefill + ${grouped(decode)} decode of ${grouped(budget)} tokens`),
     idle ? h("p.note", {}, "The engine is idle here; this is the step before.") : null,
-    h("h4", {}, `In the batch (${rows.length})`), h("ul", {}, batch),
+    h("h4", {}, `In the batch: ${plural(rows.length, "request")}, at positions`), h("ul", {}, batch),
     skipped.length ? [h("h4", {}, "Not in the batch"), h("ul", {}, skipped)] : null,
   ];
 }
@@ -688,10 +689,10 @@ function rooflinePanel(pane, step, palette, prefix) {
   const [x0, x1] = range(0, roof ? [pane.peak_flops / pane.peak_bandwidth] : []), [y0, y1] = range(1, roof ? [pane.peak_flops] : []);
   const W = 264, H = 190, left = 44, bottom = 30, p = new SvgPainter(palette, prefix);
   const X = (v) => left + ((Math.log10(v) - x0) / (x1 - x0)) * (W - left - 8), Y = (v) => H - bottom - ((Math.log10(v) - y0) / (y1 - y0)) * (H - bottom - 8);
-  for (let k = x0; k <= x1; k++) { p.rect(X(10 ** k), 8, 1, H - bottom - 8, "grid"); p.text(X(10 ** k), H - bottom + 12, bulk(10 ** k).trim(), { size: 9, anchor: "middle", colour: "muted" }); }
+  for (let k = x0; k <= x1; k++) { p.rect(X(10 ** k), 8, 1, H - bottom - 8, "grid"); p.text(X(10 ** k), H - bottom + 12, bulk(10 ** k).trim(), { size: 9, anchor: k === x1 ? "end" : "middle", colour: "muted" }); }
   for (let k = y0; k <= y1; k++) { p.rect(left, Y(10 ** k), W - left - 8, 1, "grid"); p.text(left - 4, Y(10 ** k) + 3, bulk(10 ** k).trim(), { size: 9, anchor: "end", colour: "muted" }); }
   p.text(left + (W - left) / 2, H - 4, "FLOPs per byte", { size: 9.5, anchor: "middle", colour: "muted" });
-  p.text(2, 7, "FLOP/s", { size: 9.5, colour: "muted" });
+  p.text(left + 5, 18, "FLOP/s", { size: 9.5, colour: "muted", halo: true });
   if (roof) {
     const ridge = pane.peak_flops / pane.peak_bandwidth, low = Math.max(10 ** x0, 10 ** y0 / pane.peak_bandwidth);
     p.line(X(low), Y(low * pane.peak_bandwidth), X(ridge), Y(pane.peak_flops), "text", 1.5);
@@ -882,8 +883,8 @@ export function mount(root, payload, options = {}) {
 
   // Sizes. Lanes share the height; below a readable size they scroll, or all fit as thin lines.
   function layout() {
-    const outer = frameBox.clientWidth;
-    if (!outer) return;
+    const outer = frameBox.clientWidth - 24;  // the frame's padding
+    if (outer <= 0) return;
     const narrow = outer < 720;
     root.dataset.narrow = String(narrow);
     const longest = panes.reduce((a, pane) => pane.requests.id.reduce((b, id) => Math.max(b, Array.from(id).length), a), 0);
