@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `benchmarks`
 
 
 @pytest.fixture
