@@ -6,6 +6,7 @@ never from a second implementation. Errors are raised and told by `cli.main`.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -200,8 +201,8 @@ def trace_path(path: Path, name: str, num_runs: int) -> Path:
 
 
 def file_name(name: str) -> str:
-    """A run's name as part of a file's: letters, digits, hyphens, dots."""
-    return "".join(c if c.isalnum() or c in "-." else "-" for c in name).strip("-")
+    """A run's name as part of a file's: letters, digits, dots, single hyphens."""
+    return re.sub(r"[^\w.]+", "-", name).strip("-")
 
 
 def longest_stall(trace: Trace) -> str:
