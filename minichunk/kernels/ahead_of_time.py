@@ -179,6 +179,7 @@ def _launch(case: Case, target: str) -> None:
         rope_and_cache_triton(q, k, k, angles, angles, cache, cache, slots, norm, norm)
     elif case.operation == "rms_norm":
         x = empty(NUM_TOKENS, 4096)
+        rms_norm_triton(x, empty(4096), 1e-5)
         rms_norm_triton(x, empty(4096), 1e-5, x)
     elif case.operation == "swiglu":
         swiglu_triton(empty(NUM_TOKENS, 2 * 14336))

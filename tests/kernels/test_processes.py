@@ -78,6 +78,11 @@ def test_kernels_in_the_interpreter():
     run([*pytest_arguments, "-o", "addopts=-q"], TRITON_INTERPRET="1")
 
 
+def test_the_benchmark_runs_dry():
+    """Its outputs are checked against torch's, on tiny shapes; only times need a GPU."""
+    run(["-m", "benchmarks.kernels", "--dry-run"], TRITON_INTERPRET="1")
+
+
 def test_a_machine_without_triton_imports_everything_and_a_launch_says_why_not():
     run(["-c", WITHOUT_TRITON])
 
