@@ -140,7 +140,9 @@ class CostModel:
             head = self._heads[load.num_sampled] = self._head_part(load.num_sampled)
         parts = [*rows, head]
         if load.prefill_tokens:
-            seconds = self.prefill_attention_seconds(load.prefill_tokens, load.prefill_pairs)
+            seconds = self.prefill_attention_seconds(
+                load.prefill_tokens, load.prefill_pairs, load.prefill_context
+            )
             parts.append(self.counter.prefill_attention(load)._replace(seconds=seconds))
         if load.num_decodes:
             seconds = self.decode_attention_seconds(load.num_decodes, load.decode_context)
@@ -170,21 +172,29 @@ class CostModel:
                 total += self._product_seconds(rows, inputs / split, outputs)
         return total * self.shape.num_layers
 
-    def prefill_attention_seconds(self, rows: int, pairs: float) -> float:
-        """All layers' attention of chunks with `rows` tokens and `pairs` query-key pairs."""
+    def prefill_attention_seconds(self, rows: int, pairs: float, context: int = 0) -> float:
+        """All layers' attention of chunks with `rows` tokens and `pairs` query-key pairs.
+
+        Computing hides the reading of `context` keys and values, unless chunks are so small that
+        reading takes longer: then each small chunk pays for reading its whole prefix again.
+        """
         eff, shape = self.efficiency, self.shape
         work = 4.0 * shape.query_size / self.tensor_parallel * (pairs + rows * eff.attention_setup)
-        per_layer = eff.launch + work / (self.gpu.peak_flops * eff.attention_compute)
-        return per_layer * shape.num_layers
+        compute = work / (self.gpu.peak_flops * eff.attention_compute)
+        return (eff.launch + max(compute, self._kv_read_seconds(context))) * shape.num_layers
 
     def decode_attention_seconds(self, decodes: int, context: int) -> float:
         """All layers' attention of `decodes` tokens that read `context` keys and values in all."""
-        eff, shape = self.efficiency, self.shape
+        per_layer = self.efficiency.attention_latency + self._kv_read_seconds(context)
+        return per_layer * self.shape.num_layers
+
+    def _kv_read_seconds(self, context: int) -> float:
+        """One layer's reading of `context` keys and values, on one GPU."""
+        shape = self.shape
         # With more GPUs than KV heads, some hold copies.
         kv_heads = max(1.0, shape.num_kv_heads / self.tensor_parallel)
         moved = 2 * BYTES_PER_ELEMENT * kv_heads * shape.head_dim * context
-        bandwidth = self.gpu.peak_bandwidth * eff.attention_bandwidth
-        return (eff.attention_latency + moved / bandwidth) * shape.num_layers
+        return moved / (self.gpu.peak_bandwidth * self.efficiency.attention_bandwidth)
 
     def elementwise_seconds(self, rows: int) -> float:
         """All layers' small kernels: five per layer."""

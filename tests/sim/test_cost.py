@@ -205,3 +205,19 @@ def test_bad_settings_are_named():
 def test_the_load_of_a_plan_sums_its_chunks():
     load = load_of(make_plan([(10, 5), (0, 3)], [7, 9], prompt=15).chunks)
     assert load == (10, 3, 8, 5 * 13 + 3 * 2, 15 + 3, 2, 16)
+
+
+def test_small_chunks_pay_for_reading_their_prefix_again() -> None:
+    model = CostModel("llama-2-7b", "a100-80g-sxm")
+
+    def attention(chunk: int, prompt: int = 8192) -> float:
+        return sum(
+            model.prefill_attention_seconds(chunk, chunk * (start + (chunk + 1) / 2), start + chunk)
+            - model.prefill_attention_seconds(chunk, 0.0)  # launches and setup
+            for start in range(0, prompt, chunk)
+        )
+
+    whole = attention(8192)
+    assert attention(1024) == pytest.approx(whole)  # computing hides the reading
+    assert attention(16) > 1.5 * whole
+    assert attention(16) > attention(32) > whole
