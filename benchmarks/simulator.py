@@ -3,7 +3,7 @@
 Run: python benchmarks/simulator.py [--linear FILE] [--attention FILE] [--azure FILE]
 
 Without files it prints the scene and the cost of chunk sizes. `--linear` and `--attention` are
-profiles in the column format of `minichunk.sim.calibrate`'s readers (`--attention` on an A100);
+profiles in the column format of `minichunk.sim.profiles` (`--attention` on an A100);
 `--azure` is the Azure LLM inference trace, simulated whole and timed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import minichunk as mc
 from minichunk.compare import Table
-from minichunk.sim import calibrate
+from minichunk.sim import calibrate, profiles
 from minichunk.sim.cost import CostModel
 from minichunk.sim.counter import StepLoad
 from minichunk.sim.efficiency import EFFICIENCIES
@@ -112,9 +112,9 @@ def main() -> None:
     files = parser.parse_args()
     print(f"{scene.__doc__}\n{scene()}\n")
     print(f"{chunk_sizes.__doc__}\n{chunk_sizes()}\n")
-    measurements = calibrate.read_linear_layers(files.linear) if files.linear else []
+    measurements = profiles.read_linear_layers(files.linear) if files.linear else []
     if files.attention:
-        measurements += calibrate.read_attention(files.attention, "a100-80g-pcie")
+        measurements += profiles.read_attention(files.attention, "a100-80g-pcie")
     if measurements:
         calibration(measurements)
     if files.azure:

@@ -1,15 +1,13 @@
 """Fits the cost model's efficiencies to measurements, and says how well it then predicts others.
 
-Measurements come from published profiles (the readers below) or from a trace of the real executor
+Measurements come from published profiles (see `profiles.py`) or from a trace of the real executor
 on one's own machine. A part of the rows is held out of the fit: their error, beside that of the
 fitted ones, tells a model that understood from one that memorised.
 """
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -207,9 +205,6 @@ def nelder_mead(
     return min(simplex)[1]
 
 
-# Where measurements come from ---------------------------------------------------------------------
-
-
 def of_trace(trace: Trace, model: str | ModelShape, gpu: str | GPU) -> list[Measurement]:
     """The steps of a trace as measurements: what each was given to do, and how long it took."""
     shape, device = get_shape(model), get_gpu(gpu)
@@ -218,6 +213,31 @@ def of_trace(trace: Trace, model: str | ModelShape, gpu: str | GPU) -> list[Meas
         for step, load in zip(trace.steps, loads_of(trace), strict=True)
         if load.num_tokens and step.duration > 0
     ]
+
+
+def fit_trace(
+    trace: Trace, model: str | ModelShape, *, held_out: float = 0.25, seed: int = 0
+) -> tuple[GPU, Calibration]:
+    """A device from a measured run on it: a laptop's CPU, or a GPU that is not in the table.
+
+    The peaks of the returned `GPU` are nominal, and the efficiencies are shares of those: only
+    their products mean anything. Simulate with `simulate(…, gpu=gpu, **calibration.options)`.
+    """
+    name = str(trace.meta.get("device", "this machine"))
+    gpu = GPU(name, name, "measured", 100.0, 1000.0, 16.0, 1, 16.0)
+    start = Efficiency(
+        compute=0.01,
+        bandwidth=0.02,
+        sharpness=2.0,
+        launch=5e-6,
+        elementwise=0.02,
+        attention_compute=0.005,
+        attention_setup=100.0,
+        attention_bandwidth=0.02,
+        attention_latency=2e-5,
+    )
+    rows = of_trace(trace, model, gpu)
+    return gpu, fit(rows, start, held_out=held_out, seed=seed)
 
 
 def loads_of(trace: Trace) -> list[StepLoad]:
@@ -243,58 +263,6 @@ def loads_of(trace: Trace) -> list[StepLoad]:
         )
         for reads, ends, prefill, pairs, decodes, ctx in sums
     ]
-
-
-def read_linear_layers(path: str | os.PathLike[str]) -> list[Measurement]:
-    """Rows of a linear-layer profile: columns device, tp, num_tokens, n_embd, ffn, n_head,
-    n_kv_head, linear_ms_per_layer and all_nonattn_ms_per_layer (milliseconds)."""
-    rows = []
-    for row in _rows(path):
-        hidden, heads = int(row["n_embd"]), int(row["n_head"])
-        shape = one_layer(hidden, heads, int(row["n_kv_head"]), hidden // heads, int(row["ffn"]))
-        gpu = get_gpu(
-            {"a100": "a100-80g-pcie", "h100": "h100-sxm"}.get(row["device"], row["device"])
-        )
-        load = StepLoad(int(row["num_tokens"]), 0)
-        linear, total = float(row["linear_ms_per_layer"]), float(row["all_nonattn_ms_per_layer"])
-        split = int(row["tp"])
-        rows.append(Measurement("linear", shape, gpu, load, linear / 1e3, split))
-        rows.append(Measurement("elementwise", shape, gpu, load, (total - linear) / 1e3, split))
-    return rows
-
-
-def read_attention(path: str | os.PathLike[str], gpu: str | GPU) -> list[Measurement]:
-    """Rows of an attention profile: columns phase, batch_size, chunk_tokens, kv_prefix_tokens,
-    median_ms_per_layer (milliseconds), q_heads, kv_heads, head_dim."""
-    rows = []
-    for row in _rows(path):
-        heads, head_dim = int(row["q_heads"]), int(row["head_dim"])
-        shape = one_layer(
-            heads * head_dim, heads, int(row["kv_heads"]), head_dim, 4 * heads * head_dim
-        )
-        batch, chunk = int(row["batch_size"]), int(row["chunk_tokens"])
-        load = attention_load(row["phase"], batch, chunk, int(row["kv_prefix_tokens"]))
-        seconds = float(row["median_ms_per_layer"]) / 1e3
-        rows.append(Measurement(f"{row['phase']}_attention", shape, get_gpu(gpu), load, seconds))
-    return rows
-
-
-def attention_load(phase: str, batch: int, chunk: int, prefix: int) -> StepLoad:
-    """`batch` equal sequences with `prefix` tokens in the cache and `chunk` new ones each."""
-    if phase == "decode":
-        return StepLoad(batch, batch, num_decodes=batch, decode_context=batch * (prefix + 1))
-    rows = batch * chunk
-    return StepLoad(rows, 0, rows, rows * (prefix + (chunk + 1) / 2), batch * (prefix + chunk))
-
-
-def one_layer(hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> ModelShape:
-    """A shape for profiles of a single layer."""
-    return ModelShape("layer", "one layer", 1, hidden, heads, kv_heads, head_dim, ffn, hidden)
-
-
-def _rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        return list(csv.DictReader(file))
 
 
 def _p90(ordered: Sequence[float]) -> float:

@@ -4,9 +4,10 @@ Source: the profiling data of Vidur (Agrawal et al., MLSys 2024; github.com/micr
 licence). Milliseconds per layer, medians. An A100 is an A100 80 GB PCIe, an H100 an H100 SXM.
 """
 
-from minichunk.sim.calibrate import Measurement, attention_load, one_layer
+from minichunk.sim.calibrate import Measurement
 from minichunk.sim.counter import StepLoad
 from minichunk.sim.hardware import get_gpu
+from minichunk.sim.profiles import attention_load, one_layer
 
 # (gpu, hidden, heads, kv_heads, ffn, tensor_parallel) -> rows -> (matrix products, and with the
 # small kernels between them).
