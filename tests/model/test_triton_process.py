@@ -20,7 +20,7 @@ LAUNCHED = Path(__file__).parent / "launched"
 
 @pytest.mark.skipif(bool(TRITON_MISSING), reason="Triton does not exist on this platform")
 def test_the_decoder_on_tritons_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", str(LAUNCHED), "-p", "no:cacheprovider", "-q"]
+    command = [sys.executable, "-m", "pytest", str(LAUNCHED), "-p", "no:cacheprovider"]
     result = subprocess.run(
         command,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
