@@ -307,7 +307,8 @@ def metrics_table(metrics: Mapping[str, Metrics]) -> str:
         )
 
     body = "".join(f"<tr>{row('td', cells)}</tr>" for cells in rows)
-    return f"<table><thead><tr>{row('th', head)}</tr></thead><tbody>{body}</tbody></table>"
+    top = f"<thead><tr>{row('th', head)}</tr></thead>"
+    return f'<table style="line-height:1.5">{top}<tbody>{body}</tbody></table>'
 
 
 # Controls -----------------------------------------------------------------------------------------
@@ -317,10 +318,12 @@ _WRAP = widgets.Layout(flex_flow="row wrap", align_items="center")
 
 def _scene_controls(scene: Scene) -> dict[str, Any]:
     return {
-        "num_decodes": widgets.IntSlider(scene.num_decodes, 0, 64, description="decodes"),
+        "num_decodes": widgets.IntSlider(
+            scene.num_decodes, 0, 64, description="decodes", layout={"width": "280px"}
+        ),
         "prompt_tokens": _slider(PROMPTS, scene.prompt_tokens, "prompt"),
-        "model": widgets.Dropdown(options=list(MODELS), value=scene.model, description="model"),
-        "gpu": widgets.Dropdown(options=list(GPUS), value=scene.gpu, description="GPU"),
+        "model": _dropdown(MODELS, scene.model, "model"),
+        "gpu": _dropdown(GPUS, scene.gpu, "GPU"),
     }
 
 
@@ -335,7 +338,7 @@ def _setting_controls(setting: Setting) -> dict[str, Any]:
 
 def _dropdown(names: Mapping[str, Any], value: str, label: str) -> Any:
     options = list(dict.fromkeys([*names, value]))
-    layout = {"width": "17em"}
+    layout = {"width": "240px"}
     return widgets.Dropdown(options=options, value=value, description=label, layout=layout)
 
 
@@ -343,4 +346,6 @@ def _slider(values: tuple[int | None, ...], value: int | None, label: str) -> An
     """A slider over sizes that people use; a value of one's own takes its place among them."""
     ordered = sorted({*values, value}, key=lambda size: math.inf if size is None else size)
     options = [("no limit", NO_LIMIT) if n is None else (f"{n:,}", n) for n in ordered]
-    return widgets.SelectionSlider(options=options, value=value or NO_LIMIT, description=label)
+    layout = {"width": "280px"}
+    chosen = value or NO_LIMIT
+    return widgets.SelectionSlider(options=options, value=chosen, description=label, layout=layout)

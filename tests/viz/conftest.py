@@ -83,7 +83,12 @@ def open_page(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
     contexts = []
 
     def show(
-        html: str, width: int = 1280, height: int = 900, dark: bool = False, calm: bool = False
+        html: str,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        calm: bool = False,
+        wait_for: str = ".mc-timeline[data-draws]",
     ) -> Opened:
         context = chromium.new_context(
             viewport={"width": width, "height": height},
@@ -109,7 +114,7 @@ def open_page(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
         path = tmp_path / f"page-{len(opened)}.html"
         path.write_text(html, encoding="utf-8")
         page.goto(path.as_uri())
-        page.wait_for_selector(".mc-timeline[data-draws]")
+        page.wait_for_selector(wait_for)
         return result
 
     yield show

@@ -14,6 +14,7 @@ from minichunk.core.stalls import find_stalls
 from minichunk.core.trace import Trace
 from minichunk.viz.columns import columns
 from minichunk.viz.html import page, to_html
+from minichunk.viz.timeline import timeline
 from tests.viz.scenes import big_trace, stall_scene
 
 Open = Callable[..., Any]
@@ -473,6 +474,23 @@ def test_exported_html_is_a_page_of_its_own(open_page: Open, both: str) -> None:
     assert state["cursor"] == cursor
     assert state["panes"] == "2"
     assert again.press("ArrowRight")["step"] != state["step"]
+
+
+def test_the_iframe_for_hosts_without_widgets_is_the_same_page(
+    open_page: Open, traces: dict[str, Trace]
+) -> None:
+    outer = f"<!doctype html><p>A notebook's page</p>{timeline(traces).iframe()}"
+    shown = open_page(outer, wait_for="iframe")
+    frame = shown.page.frame_locator("iframe")
+    inner = frame.locator(".mc-timeline[data-draws]")
+    inner.wait_for()
+    assert inner.get_attribute("data-panes") == "2"
+    frame.locator(".mc-main").focus()
+    shown.page.keyboard.press("ArrowRight")
+    frame.locator(".mc-timeline[data-step='1']").wait_for()
+    # Nothing is cut off: the frame is as high as what is in it.
+    overflow = "document.documentElement.scrollHeight - window.innerHeight"
+    assert shown.page.frames[1].evaluate(overflow) <= 0
 
 
 def test_many_lanes_scroll_or_fit(open_page: Open) -> None:

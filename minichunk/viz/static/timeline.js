@@ -895,7 +895,9 @@ export function mount(root, payload, options = {}) {
       const ideal = clamp(Math.floor(most / Math.max(1, pane.count)), 1, 24);
       const lane = state.readable ? Math.max(ideal, 9) : Math.max(1, Math.min(24, most / Math.max(1, pane.count)));
       const full = lane * pane.count, height = Math.max(60, Math.min(most, full));
-      return { gutter, width, lane, height, full, bars: 56, scroll: clamp(layouts[k]?.scroll ?? 0, 0, Math.max(0, full - height)) };
+      // With few lanes the bars take the room that the side panel needs anyway.
+      const bars = narrow ? 56 : clamp(242 - height, 56, 110);
+      return { gutter, width, lane, height, full, bars, scroll: clamp(layouts[k]?.scroll ?? 0, 0, Math.max(0, full - height)) };
     });
     const crowded = panes.some((pane) => pane.count * 9 > most);
     fitButton.hidden = !crowded;
