@@ -1,4 +1,8 @@
-"""Two clocks, one loop: the wall clock passes by itself, the virtual one jumps when told."""
+"""Two clocks, one loop: the wall clock passes by itself, the virtual one jumps when told.
+
+The engine asks its clock before and after each step and waits on it for the next arrival. That is
+all that tells a measured run from a simulated one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The knobs of an engine, in one frozen place, and the presets that set several at once."""
+"""The knobs of an engine, in one frozen place, and the presets that set several at once.
+
+Everything that decides a schedule is here: give two engines the same configuration, clock and
+requests, and they write the same plans. The names are those of the field (vLLM's, mostly).
+"""
 
 from __future__ import annotations
 

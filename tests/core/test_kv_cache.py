@@ -110,6 +110,32 @@ def test_a_stale_block_is_never_hit_after_it_was_taken_again(rng: random.Random)
     assert engine.trace.metrics().cached_tokens > 0
 
 
+def test_a_block_is_shared_only_when_it_is_full_and_computed(rng: random.Random) -> None:
+    engine = make_engine(max_num_batched_tokens=10, block_size=4)
+    prompt = random_prompt(rng, 18)
+    for rid in ("first", "second"):
+        engine.add_request(prompt, greedy(2), request_id=rid)
+    engine.step()  # 10 of 18 tokens: two full blocks, and one half full
+    events = drain(engine)
+    [hits] = [
+        e.tokens for e in engine.trace.events if (e.request_id, e.kind) == ("second", "admit")
+    ]
+    assert hits == 8
+    assert tokens_of(events, "second") == expected_tokens(prompt, greedy(), 2)
+
+
+def test_twins_in_one_step_share_nothing_that_is_not_computed_yet(rng: random.Random) -> None:
+    engine = make_engine(max_num_batched_tokens=100)
+    prompt = random_prompt(rng, 12)
+    rids = [engine.add_request(prompt, greedy(3)) for _ in range(2)]
+    events = engine.step()
+    tables = [set(engine.requests[rid].table.blocks) for rid in rids]
+    assert not tables[0] & tables[1]
+    events += drain(engine)
+    for rid in rids:
+        assert tokens_of(events, rid) == expected_tokens(prompt, greedy(), 3)
+
+
 # Victims ----------------------------------------------------------------------------------------
 
 

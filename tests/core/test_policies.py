@@ -255,6 +255,25 @@ def test_a_policy_may_build_on_another_and_react_to_what_it_is_granted() -> None
     assert engine.trace.meta["policy"] == "watching"
 
 
+def test_the_view_shows_budget_blocks_time_and_the_queue(rng: random.Random) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def looking(view: Any) -> Any:
+        last = view.last_plan.step if view.last_plan else None
+        seen.append((view.step, view.now, view.num_waiting, view.free_blocks, last))
+        for request in view.prefilling:
+            yield request, 8
+        seen.append((view.budget, view.num_scheduled_tokens, view.free_blocks))
+        for request in view.decoding:
+            yield request, 1
+
+    engine = make_engine(policy=looking, max_num_batched_tokens=20, num_blocks=10)
+    for _ in range(3):
+        engine.add_request(random_prompt(rng, 8), greedy(3))
+    engine.step(), engine.step()
+    assert seen == [(0, 0.0, 3, 10, None), (0, 20, 5), (1, 1.0, 0, 5, 0), (16, 4, 4)]
+
+
 def offers_finished(view: Any) -> Any:
     if view.step == 1:
         view.state["kept"] = view.running[0]
