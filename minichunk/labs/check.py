@@ -15,3 +15,9 @@ from minichunk.labs.chunking import split_gap as split_gap
 from minichunk.labs.mixing import capped_policy as capped_policy
 from minichunk.labs.mixing import choose_preset as choose_preset
 from minichunk.labs.mixing import prefill_steps as prefill_steps
+from minichunk.labs.split_fuse import context_per_token as context_per_token
+from minichunk.labs.split_fuse import feedback_policy as feedback_policy
+from minichunk.labs.split_fuse import fuse_step as fuse_step
+from minichunk.labs.orders import aged_key as aged_key
+from minichunk.labs.orders import length_predictor as length_predictor
+from minichunk.labs.orders import serve_until_they_leave as serve_until_they_leave
