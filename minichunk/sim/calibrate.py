@@ -98,7 +98,9 @@ def predict(measurement: Measurement, efficiency: Efficiency, **overheads: Any) 
     if part == "elementwise":
         return model.elementwise_seconds(load.num_tokens)
     if part == "prefill_attention":
-        return model.prefill_attention_seconds(load.prefill_tokens, load.prefill_pairs)
+        return model.prefill_attention_seconds(
+            load.prefill_tokens, load.prefill_pairs, load.prefill_context
+        )
     if part == "decode_attention":
         return model.decode_attention_seconds(load.num_decodes, load.decode_context)
     if part == "step":

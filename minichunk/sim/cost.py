@@ -94,8 +94,10 @@ class CostModel:
             )
         if tile is not None and tile < 1:
             raise ValueError(f"tile={tile} must be at least 1 row")
+        # What depends on one number only is remembered: a simulation asks for it in every step.
         self._rows: dict[int, tuple[Part, ...]] = {}
         self._heads: dict[int, Part] = {}
+        self._sums: dict[tuple[int, int], tuple[float, float, float]] = {}
 
     @property
     def peak_flops(self) -> float:
@@ -131,35 +133,56 @@ class CostModel:
         return seconds, StepCost(flops, moved, floor)
 
     def parts(self, load: StepLoad) -> list[Part]:
-        """The parts of a step with that load. Rows and LM head depend on one number: remembered."""
-        rows = self._rows.get(load.num_tokens)
-        if rows is None:
-            rows = self._rows[load.num_tokens] = self._row_parts(load.num_tokens)
-        head = self._heads.get(load.num_sampled)
-        if head is None:
-            head = self._heads[load.num_sampled] = self._head_part(load.num_sampled)
-        parts = [*rows, head]
+        """The parts of a step with that load."""
+        parts = self._fixed_parts(load.num_tokens, load.num_sampled)
         if load.prefill_tokens:
-            seconds = self.prefill_attention_seconds(
-                load.prefill_tokens, load.prefill_pairs, load.prefill_context
-            )
+            seconds = self._prefill_seconds(load)
             parts.append(self.counter.prefill_attention(load)._replace(seconds=seconds))
         if load.num_decodes:
             seconds = self.decode_attention_seconds(load.num_decodes, load.decode_context)
             parts.append(self.counter.decode_attention(load)._replace(seconds=seconds))
-        seconds = self.step_overhead
-        if self.host_time:
-            seconds += max(0.0, self.host_time - sum(part.seconds for part in parts))
-        parts.append(Part("overhead", 0.0, 0.0, seconds))
-        return parts
+        overhead = self._overhead(sum(part.seconds for part in parts))
+        return [*parts, Part("overhead", 0.0, 0.0, overhead)]
 
     def _totals(self, load: StepLoad) -> tuple[float, float, float]:
-        seconds = flops = moved = 0.0
-        for _, part_flops, part_bytes, part_seconds in self.parts(load):
-            seconds += part_seconds
-            flops += part_flops
-            moved += part_bytes
-        return seconds, flops, moved
+        """Seconds, operations and bytes: the sums of `parts`, without making them."""
+        key = load.num_tokens, load.num_sampled
+        sums = self._sums.get(key)
+        if sums is None:
+            fixed = self._fixed_parts(*key)
+            sums = self._sums[key] = (
+                sum(part.seconds for part in fixed),
+                sum(part.flops for part in fixed),
+                sum(part.bytes for part in fixed),
+            )
+        seconds, flops, moved = sums
+        if load.prefill_tokens:
+            work = self.counter.prefill_attention(load)
+            seconds += self._prefill_seconds(load)
+            flops += work.flops
+            moved += work.bytes
+        if load.num_decodes:
+            work = self.counter.decode_attention(load)
+            seconds += self.decode_attention_seconds(load.num_decodes, load.decode_context)
+            flops += work.flops
+            moved += work.bytes
+        return seconds + self._overhead(seconds), flops, moved
+
+    def _fixed_parts(self, rows: int, sampled: int) -> list[Part]:
+        """What does not depend on context: matrix products, small kernels, LM head."""
+        if rows not in self._rows:
+            self._rows[rows] = self._row_parts(rows)
+        if sampled not in self._heads:
+            self._heads[sampled] = self._head_part(sampled)
+        return [*self._rows[rows], self._heads[sampled]]
+
+    def _prefill_seconds(self, load: StepLoad) -> float:
+        return self.prefill_attention_seconds(
+            load.prefill_tokens, load.prefill_pairs, load.prefill_context
+        )
+
+    def _overhead(self, gpu_seconds: float) -> float:
+        return self.step_overhead + max(0.0, self.host_time - gpu_seconds)
 
     def linear_seconds(self, rows: int) -> float:
         """All layers' matrix products for `rows` tokens."""
