@@ -123,7 +123,7 @@ def chunk_bounds(answer: Callable[[int, int, int, int], list[tuple[int, int]]]) 
         )
     for prompt_tokens, chunk_size, budget, num_decodes in cases:
         scene = stall_scene(
-            num_decodes, prompt_tokens, decode_prompt_tokens=1, decode_output_tokens=2000
+            num_decodes, prompt_tokens, decode_prompt_tokens=1, decode_output_tokens=250
         )
         trace = simulate(
             scene,

@@ -25,7 +25,7 @@ def solution() -> Callable[[str, str], Any]:
         for match in SOLUTION.finditer(text):
             if match["name"] == exercise:
                 names: dict[str, Any] = {}
-                exec("import math\nimport minichunk as mc\n", names)
+                exec("import math\nimport torch\nimport minichunk as mc\n", names)
                 before = set(names)
                 exec(match["code"], names)
                 return names[[name for name in names if name not in before][-1]]
