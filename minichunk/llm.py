@@ -8,15 +8,15 @@ engine's crank: `generate`, several interleaved streams, or the caller's own `ll
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from minichunk.core.config import EngineConfig
 from minichunk.core.engine import Engine, QueueFullError
-from minichunk.core.metrics import RequestMetrics, request_metrics
+from minichunk.core.metrics import request_metrics
 from minichunk.core.request import SamplingParams
 from minichunk.core.trace import RequestRecord, Trace
 from minichunk.model.config import check_sliding_window
@@ -24,6 +24,14 @@ from minichunk.model.detokenize import StopStrings, TextStream
 from minichunk.model.errors import ModelError as ModelError
 from minichunk.model.loading import load_executor
 from minichunk.model.memory import default_num_blocks
+from minichunk.model.outputs import (
+    LogitGap,
+    Prompt,
+    RequestOutput,
+    StreamEvent,
+    listed,
+    params_for,
+)
 from minichunk.model.resolve import DEFAULT_MODEL, ResolvedModel, resolve_model
 from minichunk.sim.cost import StepCounter
 from minichunk.sim.shapes import ModelShape
@@ -34,52 +42,7 @@ if TYPE_CHECKING:
 
     from minichunk.model.config import ModelConfig
 
-Prompt = str | Sequence[int]
-Events = Generator["StreamEvent", None, None]
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A finished request. `text` ends before a stop string; `token_ids` has all tokens drawn.
-
-    `metrics` has ttft, tpot, itl and max_itl in seconds; `note` names the limit that ended the
-    request, if one did.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    metrics: RequestMetrics
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class StreamEvent:
-    """One step of a stream: the text that became certain, and the token that made it so.
-
-    The text can be empty (half a character, or a possible beginning of a stop string). The last
-    event has a `finish_reason`; its `token_id` is None if the end came from outside.
-    """
-
-    text: str
-    token_id: int | None
-    finish_reason: str | None = None
-
-
-class LogitGap(NamedTuple):
-    """How close two candidates for a token are: `gap` = logit of a − logit of b."""
-
-    a: int
-    b: int
-    logit_a: float
-    logit_b: float
-
-    @property
-    def gap(self) -> float:
-        return self.logit_a - self.logit_b
+Events = Generator[StreamEvent, None, None]
 
 
 class LLM:
@@ -112,11 +75,15 @@ class LLM:
         console = Console(stderr=True, quiet=quiet)
         wanted = EngineConfig.make(preset, **engine_knobs)  # before the download, not after it
 
+        status = console.status("reading the model")
+
         def say(line: str) -> None:
+            status.stop()  # downloads draw progress bars of their own
             console.print(line, style="dim", markup=False, highlight=False)
 
-        with console.status("loading the model"):
+        with status:
             resolved = resolve_model(model, seed=wanted.seed, say=say)
+        with console.status("loading the weights"):
             self.executor = load_executor(
                 resolved,
                 device=device,
@@ -138,6 +105,7 @@ class LLM:
         self._memory_fraction = memory_fraction
         self._counter = StepCounter(shape_of(resolved))
         self._wanted = wanted
+        self._pool_tokens: int | None = None  # what memory allows, found out when first needed
         self.engine = self.new_engine()
 
     @property
@@ -189,15 +157,22 @@ class LLM:
                 f"{self.model_name} was made for: lower it"
             )
         check_sliding_window(self.model_config, length)
-        blocks = config.num_blocks or default_num_blocks(
-            self.executor,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=length,
-            memory_fraction=self._memory_fraction,
-        )
+        blocks = config.num_blocks or self._blocks_in_memory(config, length)
         return replace(config, max_model_len=length, num_blocks=blocks)
+
+    def _blocks_in_memory(self, config: EngineConfig, max_model_len: int) -> int:
+        """A pool as large as memory allows; measured once, so that all engines get the same."""
+        if self._pool_tokens is None:
+            blocks = default_num_blocks(
+                self.executor,
+                block_size=config.block_size,
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=max_model_len,
+                memory_fraction=self._memory_fraction,
+            )
+            self._pool_tokens = blocks * config.block_size
+        return max(1, self._pool_tokens // config.block_size)
 
     # Asking ------------------------------------------------------------------------------------
 
@@ -343,26 +318,6 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError(f"{self.model_name} has no tokenizer: give token ids instead of text")
         return self.tokenizer
-
-
-def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A text or a sequence of numbers is one prompt; everything else a sequence of prompts."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [cast(Prompt, prompts)] if one else list(cast("Sequence[Prompt]", prompts))
-
-
-def params_for(
-    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
-) -> list[SamplingParams]:
-    """One SamplingParams for each prompt."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * len(prompts)
-    if len(params) != len(prompts):
-        raise ValueError(
-            f"{len(prompts)} prompts but {len(params)} sampling parameters: give one for all, or "
-            "one for each prompt"
-        )
-    return list(params)
 
 
 def shape_of(model: ResolvedModel) -> ModelShape:

@@ -1,0 +1,76 @@
+"""What goes into and comes out of `LLM`: prompts in any form, finished requests, stream events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from minichunk.core.metrics import RequestMetrics
+from minichunk.core.request import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. `text` ends before a stop string; `token_ids` has all tokens drawn.
+
+    `metrics` has ttft, tpot, itl and max_itl in seconds; `note` names the limit that ended the
+    request, if one did.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    metrics: RequestMetrics
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StreamEvent:
+    """One step of a stream: the text that became certain, and the token that made it so.
+
+    The text can be empty (half a character, or a possible beginning of a stop string). The last
+    event has a `finish_reason`; its `token_id` is None if the end came from outside.
+    """
+
+    text: str
+    token_id: int | None
+    finish_reason: str | None = None
+
+
+class LogitGap(NamedTuple):
+    """How close two candidates for a token are: `gap` = logit of a − logit of b."""
+
+    a: int
+    b: int
+    logit_a: float
+    logit_b: float
+
+    @property
+    def gap(self) -> float:
+        return self.logit_a - self.logit_b
+
+
+def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A text or a sequence of numbers is one prompt; everything else a sequence of prompts."""
+    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return [cast(Prompt, prompts)] if one else list(cast("Sequence[Prompt]", prompts))
+
+
+def params_for(
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+) -> list[SamplingParams]:
+    """One SamplingParams for each prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError(
+            f"{len(prompts)} prompts but {len(params)} sampling parameters: give one for all, or "
+            "one for each prompt"
+        )
+    return list(params)
