@@ -7,6 +7,7 @@ it does to them is measured and not staged. `demo_report` shows what came out.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -174,8 +175,12 @@ def measure(
 
 def longest_chat_gap(trace: Trace) -> float:
     """The longest time, in seconds, that a reader of a chat waited for the next token."""
-    metrics = trace.metrics().requests
-    return max(figures.max_itl or 0.0 for name, figures in metrics.items() if name != DOCUMENT)
+    chats = (record for name, record in trace.requests.items() if name != DOCUMENT)
+    return max(
+        after - before
+        for record in chats
+        for before, after in itertools.pairwise(record.token_times)
+    )
 
 
 def median_run(traces: Sequence[Trace]) -> Trace:
@@ -202,9 +207,7 @@ def recheck_in_float32(
 
 def command(arguments: Namespace) -> None:
     """The demo, from arguments to output files. Nothing is written before all runs are over."""
-    from minichunk import demo_report as report
     from minichunk.commands import split_policies
-    from minichunk.llm import LLM
 
     began = time.perf_counter()
     runs = {}
@@ -216,6 +219,9 @@ def command(arguments: Namespace) -> None:
     check_writable(out)
     if arguments.json:
         check_writable(Path(arguments.json).absolute().parent)
+
+    from minichunk import demo_report as report  # imports torch: after the quick refusals
+    from minichunk.llm import LLM
 
     # The pool is sized for the scene, once its prompts are known.
     llm = LLM(arguments.model, device=arguments.device, num_blocks=1)

@@ -27,8 +27,7 @@ from minichunk.demo import DOCUMENT, Scene, longest_chat_gap, median_run
 if TYPE_CHECKING:
     from minichunk.llm import LLM
 
-# Bits of mantissa: neighbours near x are 2^(exponent of x − bits) apart.
-MANTISSA_BITS = {"bfloat16": 7, "float16": 10}
+MANTISSA_BITS = {"bfloat16": 7, "float16": 10, "float32": 23}
 
 
 def introduce(llm: LLM, scene: Scene, runs: Mapping[str, Mapping[str, Any]]) -> None:
@@ -149,8 +148,6 @@ def explain(
         return {"request": name, "position": place}
     prompt = scene.document if name == DOCUMENT else scene.chats[int(name.split()[1]) - 1]
     gap = llm.logit_gap([*prompt, *one[:place]], one[place], two[place])
-    bits = MANTISSA_BITS.get(llm.trace.meta["dtype"], 23)
-    spacing = 2.0 ** (math.floor(math.log2(max(abs(gap.logit_a), abs(gap.logit_b)))) - bits)
     decode = llm.tokenizer.decode if llm.tokenizer else str
     return {
         "request": name,
@@ -159,8 +156,13 @@ def explain(
         "tokens": [decode([one[place]]), decode([two[place]])],
         "logits": [gap.logit_a, gap.logit_b],
         "gap": gap.gap,
-        "spacing": spacing,
+        "spacing": spacing_at(max(abs(gap.logit_a), abs(gap.logit_b)), llm.trace.meta["dtype"]),
     }
+
+
+def spacing_at(value: float, dtype: str) -> float:
+    """The distance between neighbouring numbers of a dtype near `value` (which is not 0)."""
+    return 2.0 ** (math.floor(math.log2(abs(value))) - MANTISSA_BITS[dtype])
 
 
 def recheck_figures(traces: Mapping[str, Trace]) -> dict[str, Any]:
