@@ -16,7 +16,8 @@
 # 1. say why a batch makes decode cheap, and put a number on it;
 # 2. count the steps and the idle slots of a static batch, and see what continuous batching does
 #    with them;
-# 3. write a scheduling policy as a generator, and prove step by step that it schedules as intended.
+# 3. write a scheduling policy as a generator, and prove step by step that it schedules as
+#    intended.
 
 # %%
 import inspect
@@ -37,10 +38,6 @@ A100 = dict(model="llama-2-7b", gpu="a100-80g-sxm")
 #
 # A decode step computes one token per request. Before it can, it reads every weight of the model
 # from memory, and it reads them once *per step*, however many requests share the step.
-#
-# **Predict** before you run the next cell: on an A100, a Llama-2-7B decode step for one request
-# takes about 11 ms. How many milliseconds does a step take that decodes 32 requests at once, each
-# with a context of 500 tokens? Write the number down.
 
 # %%
 cost_model = CostModel(**A100)
@@ -52,6 +49,13 @@ def decode_step(batch: int, context: int = 500) -> float:
     return sum(part.seconds for part in cost_model.parts(load))
 
 
+print(f"Llama-2-7B on an A100, one request: {decode_step(1) * 1e3:.1f} ms per decode step")
+
+# %% [markdown]
+# **Predict** before you run the next cell: how many milliseconds does a step take that decodes 32
+# requests at once, each with a context of 500 tokens? Write the number down.
+
+# %%
 batches = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 Table(
     [
@@ -59,7 +63,7 @@ Table(
             "batch": b,
             "ms per step": round(decode_step(b) * 1e3, 1),
             "tokens/s": round(b / decode_step(b)),
-            "ms per step / batch of 1": round(decode_step(b) / decode_step(1), 2),
+            "times a batch of 1": round(decode_step(b) / decode_step(1), 2),
         }
         for b in batches
     ]
@@ -76,17 +80,17 @@ Table(
 # %% [markdown]
 # ## Static batching
 #
-# The oldest answer: collect a batch, run it until its *last* request has finished, then collect the
-# next one. In minichunk a scheduling policy is a generator that *offers* tokens to requests; the
-# mechanism answers each offer with what it could grant. Here is the whole of static batching:
+# The oldest answer: collect a batch, run it until its *last* request has finished, then collect
+# the next one. In minichunk a scheduling policy is a generator that *offers* tokens to requests;
+# the mechanism answers each offer with what it could grant. Here is the whole of static batching:
 
 # %%
 print(inspect.getsource(mc.policies.static.function))
 
 # %% [markdown]
-# `view` shows the policy one step: `view.decoding` are the running requests whose prompts are done,
-# `view.unfinished` the running ones whose prompts are not, and `view.prefilling` continues after
-# these with the queue, admitting whom you offer tokens. `view.state` is the policy's memory.
+# `view` shows the policy one step: `view.decoding` are the running requests whose prompts are
+# done, `view.unfinished` the running ones whose prompts are not, and `view.prefilling` continues
+# after these with the queue, admitting whom you offer tokens. `view.state` is the policy's memory.
 #
 # Twelve short prompts arrive at once and four slots are free (`max_num_seqs=4`). The answers have
 # very different lengths, as answers do.
@@ -147,12 +151,12 @@ check.static_steps(static_steps)
 # %% [markdown]
 # ## Continuous batching
 #
-# Orca (Yu et al., OSDI 2022) decides anew *in every step* who is in the batch: a request leaves the
-# moment it finishes, and its slot goes to the next in the queue. The paper calls it
+# Orca (Yu et al., OSDI 2022) decides anew *in every step* who is in the batch: a request leaves
+# the moment it finishes, and its slot goes to the next in the queue. The paper calls it
 # iteration-level scheduling; the field calls it continuous batching.
 #
-# **Predict**: the same twelve requests, four slots. How many steps now? A lower bound is the number
-# of output tokens over four slots. Will it be reached?
+# **Predict**: the same twelve requests, four slots. How many steps now? A lower bound is the
+# number of output tokens over four slots. Will it be reached?
 
 # %%
 both = mc.compare(
@@ -304,7 +308,7 @@ Table(
 )
 
 # %%
-figure, axes = plt.subplots(1, 2, figsize=(9, 3))
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 for policy in ("static", "continuous"):
     mine = [row for row in rows if row["policy"] == policy]
     rates = [1, 2, 4, 8, 16]
@@ -326,8 +330,9 @@ plt.show()
 # %% [markdown]
 # ## The same scheduler on a real model
 #
-# Nothing above depended on the GPU being simulated: the engine, the scheduler and the trace are the
-# same for a real model. Here SmolLM2-135M answers on this machine, and the clock is the wall clock.
+# Nothing above depended on the GPU being simulated: the engine, the scheduler and the trace are
+# the same for a real model. Here SmolLM2-135M answers on this machine, and the clock is the wall
+# clock.
 #
 # **Predict**: two slots, and the output lengths below. Which of the two schedules is
 # faster, and by how much? You can compute it from the steps.
@@ -347,7 +352,8 @@ measured.timeline()
 
 # %% [markdown]
 # Compare the columns `steps` and `time` with your prediction. A wall clock is never as even as a
-# simulated one, but the order of the two schedules, and roughly their ratio, follows from the steps.
+# simulated one, but the order of the two schedules, and roughly their ratio, follows from the
+# steps.
 #
 # ## Recap
 #

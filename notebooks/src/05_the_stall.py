@@ -38,8 +38,8 @@ A100 = dict(model="llama-2-7b", gpu="a100-80g-sxm")
 # document of 8,000 tokens. Continuous batching, as you wrote it in notebook 04, gives the whole
 # prompt a step of its own.
 #
-# **Predict**: for how many milliseconds do the ten answers stand still, with Llama-2-7B on an A100?
-# (A decode step of ten takes about a hundredth of a second.) Write the number down.
+# **Predict**: for how many milliseconds do the ten answers stand still, with Llama-2-7B on an
+# A100? (A decode step of ten takes about a hundredth of a second.) Write the number down.
 
 # %%
 scene = mc.workloads.stall_scene(num_decodes=10, prompt_tokens=8000)
@@ -59,17 +59,19 @@ trace.timeline(view=(0.0, 1.2))
 # %% [markdown]
 # ## Where the time goes
 #
-# A prefill of thousands of tokens is bound by computing, not by memory (notebook 01). So its length
-# is its number of floating-point operations over what the GPU does per second. There are two terms:
+# A prefill of thousands of tokens is bound by computing, not by memory (notebook 01). So its
+# length is its number of floating-point operations over what the GPU does per second. There are
+# two terms:
 #
 # - every token passes through every matrix of every layer: 2 operations per weight and token;
-# - in attention, the token at position *i* meets *i* + 1 keys. Each such pair costs 2 operations per
-#   element of the query for the score and 2 for the weighted sum of values, in every layer.
+# - in attention, the token at position *i* meets *i* + 1 keys. Each such pair costs 2 operations
+#   per element of the query for the score and 2 for the weighted sum of values, in every layer.
 #
 # ## Exercise 1: count them (10 minutes, easy)
 #
 # Write `prefill_flops(shape, prompt_tokens)`. The shape has `linear_params` (weights in the
-# matrices of all layers), `num_layers` and `query_size` (elements of one token's query, all heads).
+# matrices of all layers), `num_layers` and `query_size` (elements of one token's query, all
+# heads).
 
 # %%
 shape = MODELS["llama-2-7b"]
@@ -106,15 +108,15 @@ check.prefill_flops(prefill_flops)
 # %% [markdown]
 # ## Bound and simulation, GPU by GPU
 #
-# The engine's own counter gives the same operations. Divided by the peak rate of the datasheet they
-# are a bound that no software can beat; the simulated stall lies above it, because kernels reach
-# only a part of the peak.
+# The engine's own counter gives the same operations. Divided by the peak rate of the datasheet
+# they are a bound that no software can beat; the simulated stall lies above it, because kernels
+# reach only a part of the peak.
 #
-# A textbook chapter on this subject says that a prompt of 8,000 tokens stops the others for 300 ms,
-# and one of 32,000 for one to two seconds. It names neither model nor GPU.
+# A textbook chapter on this subject says that a prompt of 8,000 tokens stops the others for 300
+# ms, and one of 32,000 for one to two seconds. It names neither model nor GPU.
 #
-# **Predict**: for a model of 7 billion parameters, on which of the GPUs below can these two numbers
-# be true?
+# **Predict**: for a model of 7 billion parameters, on which of the GPUs below can these two
+# numbers be true?
 
 # %%
 counter = StepCounter("llama-2-7b")
@@ -132,12 +134,12 @@ for gpu in ("a10g", "l4", "a100-80g-sxm", "h100-sxm", "mi300x"):
 Table(rows)
 
 # %% [markdown]
-# Compare with your prediction, and look at the A100's bound for 8,000 tokens: does 300 ms lie above
-# it? A number without a model and a GPU beside it says only "some hundreds of milliseconds", and
-# that much holds.
+# Compare with your prediction, and look at the A100's bound for 8,000 tokens: does 300 ms lie
+# above it? A number without a model and a GPU beside it says only "some hundreds of milliseconds",
+# and that much holds.
 #
-# Four times the prompt costs more than four times the time. **Predict** the ratio for the A100 from
-# the table, then look at the curve: the dashed line is what proportion alone would give.
+# Four times the prompt costs more than four times the time. **Predict** the ratio for the A100
+# from the table, then look at the curve: the dashed line is what proportion alone would give.
 
 # %%
 lengths = [1000, 2000, 4000, 8000, 16000, 32000]
@@ -159,7 +161,8 @@ plt.show()
 #
 # **gap = decode floor + interference + waiting**
 #
-# - the **floor** is what a step with only these decodes would have cost. It cannot be scheduled away;
+# - the **floor** is what a step with only these decodes would have cost. It cannot be scheduled
+#   away;
 # - **interference** is what prompt chunks *in the token's own step* added to that step;
 # - **waiting** is the time in which the request was in no step at all.
 #
@@ -185,8 +188,8 @@ Table(
 # All of it is waiting: under this policy a prompt never shares a step with a decode. The next
 # notebook mixes them, and then the same time appears as interference, in smaller pieces.
 #
-# A **stall** is a gap that is long for the hardware (above `stall_factor` = 2 floors) *and* long for
-# a reader (above `stall_slo` = 50 ms). Each carries its causes, the longest first.
+# A **stall** is a gap that is long for the hardware (above `stall_factor` = 2 floors) *and* long
+# for a reader (above `stall_slo` = 50 ms). Each carries its causes, the longest first.
 
 # %%
 for stall in trace.stalls()[:3]:
@@ -230,9 +233,9 @@ check.find_stalls(find_stalls)
 # ## Exercise 3: split a gap (15 minutes, medium)
 #
 # Write `split_gap(start, end, steps, floor)` for the gap between a token at time `start` and the
-# next one at `end`. It returns `(floor, interference, waiting)` in seconds, and the three add up to
-# the gap. `steps` are the trace's steps; each has `start`, `end` and `duration`, and a token's time
-# is the `end` of the step that made it.
+# next one at `end`. It returns `(floor, interference, waiting)` in seconds, and the three add up
+# to the gap. `steps` are the trace's steps; each has `start`, `end` and `duration`, and a token's
+# time is the `end` of the step that made it.
 #
 # One detail: the part called floor cannot be longer than the step itself.
 
@@ -249,8 +252,8 @@ check.split_gap(split_gap)
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Find the step that ended at `end`: it is the token's own. What of the gap lies inside that step is
-# floor and interference; what lies before it is waiting.
+# Find the step that ended at `end`: it is the token's own. What of the gap lies inside that step
+# is floor and interference; what lies before it is waiting.
 # </details>
 #
 # <details><summary>Solution</summary>
@@ -323,8 +326,8 @@ real.timeline()
 # Back to the simulated A100, with many users. Most prompts are short questions; some are long
 # documents, as in retrieval-augmented generation.
 #
-# **Predict**: the median gap is one decode step. Will the stalls show in the 95th percentile of all
-# gaps? In the 99th? In TPOT, the mean gap of each request?
+# **Predict**: the median gap is one decode step. Will the stalls show in the 95th percentile of
+# all gaps? In the 99th? In TPOT, the mean gap of each request?
 
 # %%
 mix = mc.workloads.poisson(
@@ -341,8 +344,8 @@ print(f"{hit} of {busy.num_requests} readers saw their answer stop for more than
 
 # %% [markdown]
 # A stall is rare among *gaps* and common among *readers*: an answer of hundreds of tokens has
-# hundreds of gaps, and one of them is enough. The median cannot show it and a mean dilutes it. Look
-# at the longest gap of each answer, or at a high percentile of ITL.
+# hundreds of gaps, and one of them is enough. The median cannot show it and a mean dilutes it.
+# Look at the longest gap of each answer, or at a high percentile of ITL.
 #
 # ## Recap
 #
