@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from minichunk.core.request import SamplingParams as SamplingParams
     from minichunk.core.trace import Trace as Trace
     from minichunk.llm import LLM as LLM
+    from minichunk.sim.run import SLO as SLO
     from minichunk.sim.run import capacity as capacity
     from minichunk.sim.run import choose_chunk_size as choose_chunk_size
     from minichunk.sim.run import simulate as simulate
@@ -57,6 +58,7 @@ _HOME = {
     "Order": "minichunk.core.orders",
     "Trace": "minichunk.core.trace",
     "diff_traces": "minichunk.core.diff",
+    "SLO": "minichunk.sim.run",
     "simulate": "minichunk.sim.run",
     "sweep": "minichunk.sim.run",
     "capacity": "minichunk.sim.run",

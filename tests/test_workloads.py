@@ -117,6 +117,14 @@ def test_head_and_scaled_keep_the_rest():
     assert [spec.arrival * 2 for spec in fast] == pytest.approx([s.arrival for s in workload])
 
 
+def test_a_workload_can_be_brought_to_any_rate(rng):
+    rate = rng.uniform(0.1, 50)
+    workload = bursty(3, 40, seed=rng.randrange(1000))
+    assert workload.at_rate(rate).rate == pytest.approx(rate)
+    with pytest.raises(ValueError, match="all at once"):
+        workload.head(1).at_rate(2.0)
+
+
 def test_describe_counts_and_sums():
     text = describe(stall_scene(10, 8000))
     assert "11 requests" in text

@@ -192,8 +192,8 @@ class Capacity:
 
 
 def capacity(
-    slo: SLO,
-    workload: Callable[[float], Iterable[RequestSpec]],
+    slo: SLO | Mapping[str, float],
+    workload: Any,
     *,
     start: float = 1.0,
     tolerance: float = 0.05,
@@ -202,17 +202,21 @@ def capacity(
 ) -> Capacity:
     """The highest arrival rate that meets `slo`, by doubling and then bisection.
 
-    `workload(rate)` makes the requests, e.g. `lambda rate: poisson(rate, 300, prompt=…)`; the same
-    seed at every rate keeps the comparison fair. `arguments` go to `simulate`. The rate is found
-    within `tolerance` (relative); 0 if no rate down to start / 2**max_doublings will do. Method of
-    Sarathi-Serve (Agrawal et al., OSDI 2024, section 5.1).
+    `workload(rate)` makes the requests, e.g. `lambda rate: poisson(rate, 300, prompt=…)`, with the
+    same seed at every rate to keep the comparison fair; a `Workload` is sped up or slowed down to
+    each rate. `arguments` go to `simulate`. The rate is found within `tolerance` (relative); it is
+    0 if the promise is broken even at the lowest rate tried, start / 2**(max_doublings - 1).
+    Method of Sarathi-Serve (Agrawal et al., OSDI 2024, section 5.1).
     """
+    if not isinstance(slo, SLO):
+        slo = SLO(**slo)
+    at_rate: Callable[[float], Iterable[RequestSpec]] = getattr(workload, "at_rate", workload)
     if not start > 0 or not 0 < tolerance < 1:
         raise ValueError(f"start={start} must be above 0, tolerance={tolerance} between 0 and 1")
     tried: dict[float, dict[str, float | None]] = {}
 
     def is_met(rate: float) -> bool:
-        tried[rate] = summary(simulate(workload(rate), **arguments))
+        tried[rate] = summary(simulate(at_rate(rate), **arguments))
         return slo.is_met(tried[rate])
 
     good, bad = 0.0, math.inf

@@ -36,12 +36,24 @@ class Workload:
         """The first `num_requests` requests only."""
         return replace(self, requests=self.requests[:num_requests])
 
+    @property
+    def rate(self) -> float:
+        """Requests per second, on average; 0 where all come at once."""
+        span = self.requests[-1].arrival - self.requests[0].arrival if self.requests else 0.0
+        return (len(self.requests) - 1) / span if span > 0 else 0.0
+
     def scaled(self, speed: float) -> Workload:
         """The same requests arriving `speed` times as fast."""
         if not speed > 0:
             raise ValueError(f"speed={speed} must be above 0")
         requests = tuple(replace(spec, arrival=spec.arrival / speed) for spec in self.requests)
         return replace(self, requests=requests)
+
+    def at_rate(self, rate: float) -> Workload:
+        """The same requests arriving at `rate` per second on average."""
+        if not self.rate > 0:
+            raise ValueError(f"{self.name!r} has no arrival rate: its requests come all at once")
+        return self.scaled(rate / self.rate)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ CHUNKED = {"policy": "decode-first", "chunk_size": 1000, "max_num_batched_tokens
 def run_scene(gpu, prompt, knobs):
     """The steps that carry the long prompt, with the decodes at work before it."""
     trace = mc.simulate(
-        stall_scene(10, prompt), model="llama-2-7b", gpu=gpu, check_invariants=True, **knobs
-    )
+        stall_scene(10, prompt), model="llama-2-7b", gpu=gpu, check_invariants=True,
+        num_blocks=2500, **knobs,
+    )  # fmt: skip
     trace.validate()
     return trace, [step for step in trace.steps if step.prefill_tokens >= 500]
 
@@ -189,6 +190,15 @@ def test_capacity_is_the_edge_of_what_keeps_the_promise():
     above = min(rate for rate in chunked.tried if rate > chunked.rate)
     assert above <= 1.051 * chunked.rate
     assert not slo.is_met(chunked.tried[above])
+
+
+def test_capacity_takes_a_workload_and_brings_it_to_each_rate():
+    found = mc.capacity(
+        {"p99_itl": 0.1}, chats(1.0), model="mistral-7b", gpu="a100-80g-pcie", tolerance=0.2,
+        max_num_batched_tokens=512,
+    )  # fmt: skip
+    assert found.rate > 0
+    assert found.slo == SLO(p99_itl=0.1)
 
 
 def test_capacity_is_zero_where_no_rate_will_do():
