@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from small_model import save_small_model
 
 from minichunk.cli import build_parser, main
 from minichunk.commands import file_name, split_policies, workload_from
 from minichunk.core.request import PromptShape
 from minichunk.core.trace import Trace
-from tests.small_model import save_small_model
 
 Run = Callable[..., tuple[int, str, str]]
 

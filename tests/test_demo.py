@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_model import save_small_model
 
 from minichunk import LLM, demo, demo_report
 from minichunk.cli import main
 from minichunk.core.engine import Engine
 from minichunk.core.trace import Trace
-from tests.small_model import save_small_model
 
 CHUNK = 64
 RUNS = {name: demo.knobs_for(name, CHUNK) for name in ("continuous", "decode-first")}
