@@ -52,9 +52,9 @@ def test_chunks_of_1000_are_eight_mixed_steps():
 
 def test_the_scene_takes_under_50_ms_to_simulate():
     def seconds():
-        begin = time.perf_counter()
+        begin = time.process_time()  # not the wall: others may be using the machine
         mc.simulate(stall_scene(10, 8000), model="llama-2-7b", gpu="a100-80g-sxm", **CHUNKED)
-        return time.perf_counter() - begin
+        return time.process_time() - begin
 
     assert min(seconds() for _ in range(20)) < 0.050
 
