@@ -117,7 +117,8 @@ def roofline_figure(trace: Trace, width: float = 6.4) -> Figure:
         colour = PALETTE["prefill" if mixed else "decode"]
         ax.scatter(x, y, s=16, color=colour, marker="s" if mixed else "o", alpha=0.7, label=label)
     if not any(step.flops and step.bytes for step in trace.steps):
-        ax.text(0.5, 0.5, "this trace counts no FLOPs and bytes", ha="center", color=TEXT)
+        note = "this trace counts no FLOPs and bytes"
+        ax.text(0.5, 0.5, note, ha="center", color=TEXT, transform=ax.transAxes)
         finish(ax, trace, legend=False)
         return figure
     flops, bandwidth = trace.meta.get("peak_flops"), trace.meta.get("peak_bandwidth")

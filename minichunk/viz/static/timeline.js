@@ -72,6 +72,7 @@ function tickStep(span, count) {
 
 // ── 2. Elements ──────────────────────────────────────────────────────────────────────────────────
 
+const FOCUSABLE = new Set(["button", "select", "input", "summary"]);
 const SVG_NS = "http://www.w3.org/2000/svg";
 
 /** An element with attributes and children; texts become text nodes, never markup. */
@@ -85,6 +86,9 @@ function h(tag, attributes = {}, ...children) {
     else if (value !== false && value != null) node.setAttribute(key, value);
   }
   node.append(...children.flat().filter((child) => child != null));
+  // JupyterLab looks at keys before we do, and at the focused element itself before its parents:
+  // whatever can have the focus must say that its keys are its own.
+  if (attributes.tabindex || FOCUSABLE.has(name)) node.setAttribute("data-lm-suppress-shortcuts", "true");
   return node;
 }
 
@@ -824,7 +828,7 @@ export function mount(root, payload, options = {}) {
   const tableBox = h("details.table", {}, h("summary", {}, "The same as a table"));
   tableBox.addEventListener("toggle", () => { if (tableBox.open) fillTable(); });
   const tip = h("div.tip", { role: "tooltip", id: `${prefix}-tip`, hidden: true });
-  const main = h("div.main", { tabindex: "0", role: "application", "aria-label": "Scheduling timeline", "aria-describedby": `${prefix}-help`, "data-lm-suppress-shortcuts": "true" }, body, axis);
+  const main = h("div.main", { tabindex: "0", role: "application", "aria-label": "Scheduling timeline", "aria-describedby": `${prefix}-help` }, body, axis);
   const help = h("p.live", { id: `${prefix}-help` }, "Arrow keys move by step, with Shift by ten steps; brackets go to the previous or next stall; Space plays; plus, minus and zero zoom.");
   const frameBox = h("div.frame", {}, toolbar, main, legend, live, help, tableBox, tip);
   root.classList.add("mc-timeline");
@@ -1263,6 +1267,7 @@ export function mount(root, payload, options = {}) {
   }
 
   // Keys. What we handle goes no further, least of all to a notebook's command mode.
+  const SCROLLING = new Set([" ", "Home", "End", "PageUp", "PageDown"]);
   const KEYS = {
     ArrowLeft: (event) => moveSteps(event.shiftKey ? -10 : -1), ArrowRight: (event) => moveSteps(event.shiftKey ? 10 : 1),
     Home: () => moveSteps(-Infinity), End: () => moveSteps(Infinity), "[": () => moveStall(-1), "]": () => moveStall(1), " ": () => play(!state.playing),
@@ -1273,9 +1278,11 @@ export function mount(root, payload, options = {}) {
   };
 
   function key(event) {
-    const action = KEYS[event.key];
-    const typing = event.target.closest?.("input, select, textarea, button, summary, a");
-    if (!action || event.ctrlKey || event.metaKey || event.altKey || (typing && main.contains(typing) && [" ", "Home", "End"].includes(event.key)) || (typing && !main.contains(typing))) return;
+    const action = KEYS[event.key], at = (selector) => event.target.closest?.(selector);
+    if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
+    // A field keeps all its keys, a button its Space, and what scrolls the keys that scroll it.
+    if (at("input, select, textarea") || (at("button, summary") && event.key === " ")) return;
+    if (at(".mc-content, .mc-scroller") && SCROLLING.has(event.key)) return;
     event.preventDefault();
     event.stopPropagation();
     action(event);
@@ -1360,7 +1367,7 @@ export function mount(root, payload, options = {}) {
 
   return {
     state, svg: svgText,
-    update(next) { const zoomed = state.t1 - state.t0 < (extent[1] - extent[0]) * 0.999; load(next, { zoomed }); },
+    update(next) { const zoomed = state.t1 - state.t0 < (extent[1] - extent[0]) * 0.999; load(next, { zoomed }); changed(); },
     set({ cursor, view, selection }) {
       if (view && (view[0] !== state.t0 || view[1] !== state.t1)) { setRange(...view); draw("view"); }
       if (selection !== undefined && selection !== state.selection) { state.selection = selection; draw("lanes"); }
