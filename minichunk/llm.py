@@ -72,7 +72,8 @@ class LLM:
         quiet: bool = False,
         **engine_knobs: Any,
     ) -> None:
-        console = Console(stderr=True, quiet=quiet)
+        # In a notebook rich would leave an empty output widget behind each status line.
+        console = Console(stderr=True, quiet=quiet, force_jupyter=False)
         wanted = EngineConfig.make(preset, **engine_knobs)  # before the download, not after it
 
         status = console.status("reading the model")
