@@ -7,6 +7,7 @@ together they suffice (recompute preemption, as in vLLM, Kwon et al., SOSP 2023)
 
 from __future__ import annotations
 
+from itertools import takewhile
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,13 +32,10 @@ class StepDraft:
         self.chunks: dict[str, ScheduledChunk] = {}
         self.preempted: dict[str, Request] = {}
         self.reasons: dict[str, SkipReason] = {}
-        self.admission_closed = False
 
     def next_head(self) -> Request | None:
-        """The waiting request that would be admitted next; None where admission is closed."""
-        if self.admission_closed or self.budget_left < 1:
-            return None
-        return self.scheduler.head()
+        """The waiting request that would be admitted next; None where the budget is spent."""
+        return self.scheduler.head() if self.budget_left > 0 else None
 
     def answer(self, offer: Any) -> int:
         """How many tokens the offer is granted. A `PolicyError` says what is wrong with it."""
@@ -62,10 +60,7 @@ class StepDraft:
                 f"offered request {request_id!r}, which is not the head of the queue: "
                 "nobody overtakes"
             )
-        granted = self._admit(request, num_tokens, whole)
-        if not granted:
-            self.admission_closed = True
-        return granted
+        return self._admit(request, num_tokens, whole)
 
     def plan(self, step: int) -> StepPlan:
         """The finished draft, as plain data."""
@@ -196,8 +191,8 @@ class StepDraft:
         """
         precedence = self.scheduler.waiting.precedence
         own = precedence(asker)
-        ranked = reversed(self.scheduler.running_in_order())
-        return [request for request in ranked if precedence(request) > own]
+        last_first = reversed(self.scheduler.running_in_order())
+        return list(takewhile(lambda request: precedence(request) > own, last_first))
 
     def _preempt(self, victim: Request) -> None:
         """Evict the victim and undo its grant, if it has one in this step."""

@@ -18,6 +18,7 @@ from .fake_executor import (
     make_engine,
     random_prompt,
     tokens_of,
+    written,
 )
 
 BLOCK = 4
@@ -117,14 +118,7 @@ def test_when_half_done_prompts_hold_all_blocks_somebody_is_preempted(
     engine = make_engine(policy=policy, num_blocks=10, block_size=BLOCK, max_num_batched_tokens=8)
     prompts = {rid: random_prompt(rng, 28) for rid in ("a", "b")}
     for rid, prompt in prompts.items():
-        engine.add_request(prompt, greedy(3), request_id=rid)
-        # Let in without the look at the whole prompt, which would have kept this from happening.
-        engine.scheduler.start(engine.requests[rid], (), promised=0)
-        engine.scheduler.cache.take(engine.requests[rid], 5)
-        engine.requests[rid].num_computed_tokens = 20
-        for position in range(20):
-            block = engine.requests[rid].table.blocks[position // BLOCK]
-            engine.executor.slots[block * BLOCK + position % BLOCK] = _kept(prompt, position)  # type: ignore[attr-defined]
+        start_half_done(engine, rid, prompt)
     assert engine.scheduler.pool.num_free == 0
     events = drain(engine, max_steps=60)
     assert preemptions(engine) == ["b"]
@@ -132,13 +126,31 @@ def test_when_half_done_prompts_hold_all_blocks_somebody_is_preempted(
         assert tokens_of(events, rid) == expected_tokens(prompt, greedy(3), 3)
 
 
-def _kept(prompt: list[int], position: int) -> int:
-    from .fake_executor import written
+def start_half_done(engine: Any, rid: str, prompt: list[int]) -> None:
+    """Run 20 tokens in; admission, which looks at the whole prompt, would not have let both in."""
+    engine.add_request(prompt, greedy(3), request_id=rid)
+    request = engine.requests[rid]
+    engine.scheduler.start(request, (), promised=0)
+    engine.scheduler.cache.take(request, 5)
+    request.num_computed_tokens = 20
+    before = 0
+    for position in range(20):
+        before = written(before, prompt[position], position)
+        engine.executor.slots[request.table.slot(position, BLOCK)] = before
 
-    value = 0
-    for i in range(position + 1):
-        value = written(value, prompt[i], i)
-    return value
+
+def test_a_chunk_shrinks_to_the_free_blocks_before_anybody_is_evicted(rng: random.Random) -> None:
+    engine = make_engine(num_blocks=11, block_size=BLOCK, max_num_batched_tokens=16)
+    prompts = {rid: random_prompt(rng, 28) for rid in ("a", "b")}
+    for rid, prompt in prompts.items():
+        start_half_done(engine, rid, prompt)
+    events = engine.step()
+    assert chunks_of(engine, "a") == [(0, 20, BLOCK)]  # it wanted 8, and one block was free
+    assert preemptions(engine) == ["b"]  # not for a's sake: b itself found no block
+    assert engine.trace.why("b", 0).reason == "preempted"
+    events += drain(engine)
+    for rid, prompt in prompts.items():
+        assert tokens_of(events, rid) == expected_tokens(prompt, greedy(3), 3)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -183,7 +195,8 @@ def test_a_victim_already_in_the_plan_is_rolled_back_and_nobody_is_skipped(
         order="priority",
         num_blocks=12,
         block_size=BLOCK,
-        max_num_batched_tokens=12,
+        # The victim's token must come back to the budget, or the last decode would find none.
+        max_num_batched_tokens=11 if half_first else 12,
     )
     for i in range(4):
         engine.add_request(random_prompt(rng, 7), greedy(20), request_id=f"low{i}", priority=i)
@@ -296,6 +309,24 @@ def test_nobody_is_evicted_where_all_victims_together_would_not_suffice(
     assert preemptions(engine) == []  # low's 3 blocks and 4 free ones are not 8
     assert engine.trace.why("asker", 1).reason == "blocks"
     drain(engine)
+
+
+def test_after_a_preemption_nobody_is_admitted_in_that_step(rng: random.Random) -> None:
+    engine = make_engine(order="shortest", num_blocks=8, block_size=BLOCK)
+    for rid, length, answer, arrival in (
+        ("a", 8, 10, 0),
+        ("victim", 20, 30, 0),
+        ("w", 12, 20, 0.5),
+    ):
+        engine.add_request(
+            random_prompt(rng, length), greedy(answer), request_id=rid, arrival_time=arrival
+        )
+    engine.step(), engine.step()
+    assert engine.scheduler.last_plan.preempted == ("victim",)  # type: ignore[union-attr]
+    assert engine.scheduler.pool.num_free == 5  # w would fit now
+    assert engine.trace.why("w", 1).reason == "blocks"
+    drain(engine)
+    assert chunks_of(engine, "w")[0][0] == 2
 
 
 def test_static_fills_one_batch_over_as_many_steps_as_its_prompts_need(rng: random.Random) -> None:

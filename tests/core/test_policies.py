@@ -80,6 +80,16 @@ def test_continuous_stalls_every_decode_for_the_whole_prompt() -> None:
     assert mixed_steps(engine) == []
 
 
+def test_a_whole_prompt_above_the_budget_waits_for_a_step_of_its_own(rng: random.Random) -> None:
+    engine = make_engine(policy="continuous", max_num_batched_tokens=8)
+    for rid, length in (("small", 6), ("huge", 30), ("next", 7)):
+        engine.add_request(random_prompt(rng, length), greedy(2), request_id=rid)
+    drain(engine)
+    grants = [{c.request_id: c.num_tokens for c in plan.chunks} for plan in plans_of(engine)]
+    assert grants[:3] == [{"small": 6}, {"huge": 30}, {"next": 7}]
+    assert engine.trace.why("huge", 0).reason == "whole"
+
+
 def test_decode_first_bounds_every_gap_by_one_step_of_the_budget() -> None:
     engine = scene("decode-first")
     assert longest_chat_gap(engine.trace) == pytest.approx(1.0 + (BUDGET - CHATS) / 10)
