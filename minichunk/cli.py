@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from minichunk.console import fail, quieten_libraries
+from minichunk.console import fail, print_whatever_the_terminal_can, quieten_libraries
 
 MODEL_HELP = "short name, folder, .gguf file or hub id (default: %(default)s)"
 
@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit status."""
+    print_whatever_the_terminal_can()
     arguments = build_parser().parse_args(argv)
     quieten_libraries()
     from minichunk.core.policies import PolicyError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -18,6 +19,13 @@ def fail(error: BaseException | str, status: int = 1) -> int:
         error = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     print(f"minichunk: {' '.join(str(error).split())}", file=sys.stderr)
     return status
+
+
+def print_whatever_the_terminal_can() -> None:
+    """A character that the terminal's encoding lacks becomes "?" instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def quieten_libraries() -> None:

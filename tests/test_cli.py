@@ -81,6 +81,17 @@ def test_python_m_minichunk_is_the_command() -> None:
     assert re.fullmatch(r"minichunk \d+\.\d+\.\d+\n", done.stdout)
 
 
+def test_a_terminal_without_unicode_gets_question_marks_and_no_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "minichunk", "simulate", "--policy", "continuous"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"gap of" in done.stdout
+    done.stdout.decode("ascii")
+
+
 # Mistakes -----------------------------------------------------------------------------------------
 
 
