@@ -38,7 +38,7 @@ def as_named(traces: Traces) -> dict[str, Trace]:
 def headline(meta: Mapping[str, Any]) -> str:
     """Where the numbers come from: "simulated …" or "measured on …", never left open."""
     model = meta.get("model")
-    device = meta.get("gpu") or meta.get("device")
+    device = meta.get("device_name") or meta.get("gpu") or meta.get("device")
     if meta.get("clock") == "simulated":
         parts = [str(model)] if model else []
         parts += [f"on {device}"] if device else []

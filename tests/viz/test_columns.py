@@ -94,6 +94,7 @@ def test_too_many_blocks_are_left_out_and_it_says_so(monkeypatch: pytest.MonkeyP
         ({"clock": "simulated", "model": "m", "device": "g"}, "simulated m on g"),
         ({"clock": "simulated"}, "simulated"),
         ({"clock": "wall", "device": "cpu", "model": "m"}, "measured on cpu, m"),
+        ({"clock": "wall", "device": "cuda", "device_name": "H100"}, "measured on H100"),
         ({}, "measured on an unnamed device"),
     ],
 )

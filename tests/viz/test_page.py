@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 
 from minichunk.core.chrome_trace import chrome_trace
+from minichunk.core.config import EngineConfig
+from minichunk.core.request import PromptShape, SamplingParams
 from minichunk.core.stalls import find_stalls
 from minichunk.core.trace import Trace
+from minichunk.sim.cost import CostModel
+from minichunk.sim.run import simulated_engine
 from minichunk.viz.columns import columns
 from minichunk.viz.html import page, to_html
 from minichunk.viz.timeline import timeline
@@ -226,6 +231,36 @@ def test_block_tables_follow_the_scrubber(
             counted[name.strip()] = int(re.search(r"([\d,]+) block", text)[1].replace(",", ""))
         assert counted == held
     assert shown.page.locator("canvas.mc-pool").count() == 1
+
+
+def crowded_trace(seed: int) -> Trace:
+    """Few blocks, shared prefixes, preemptions and a cancelled request, from the simulator."""
+    rng = random.Random(seed)
+    config = EngineConfig.make(max_num_batched_tokens=512, num_blocks=100, max_num_seqs=6)
+    engine = simulated_engine(CostModel("llama-2-7b", "a100-80g-sxm"), config)
+    for i in range(9):
+        prompt = PromptShape(rng.randint(100, 700), (1, 2, 3))
+        params = SamplingParams(max_tokens=rng.randint(60, 120))
+        engine.add_request(prompt, params, request_id=f"user-{i}", arrival_time=0.04 * i)
+    while engine.has_unfinished_requests():
+        engine.step()
+        if len(engine.trace.steps) == 40:
+            engine.cancel("user-1")
+    return engine.trace
+
+
+def test_the_pool_grid_agrees_with_the_engines_own_count(open_page: Open) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    trace = crowded_trace(seed)
+    assert any(event.kind == "preempt" for event in trace.events)
+    assert any(event.kind == "share" for event in trace.block_events)
+    shown = open_page(to_html(trace))
+    shown.page.click("[data-tab=blocks]")
+    for key in ("Home", *["Shift+ArrowRight"] * 12, "ArrowLeft", "End"):
+        step = int(shown.press(key)["step"])
+        used = shown.page.locator("canvas.mc-pool").get_attribute("data-used")
+        assert int(used) == trace.steps[step].used_blocks
 
 
 def test_roofline_has_a_dot_per_step(open_page: Open, whole: str, traces: dict[str, Trace]) -> None:
@@ -574,6 +609,29 @@ KEY_TO_FRAME = """key => new Promise(done => {
   const frame = requestAnimationFrame;
   frame(() => frame(() => done(performance.now() - began)));
 })"""
+
+
+STALL_PIXELS = """() => {
+  const c = document.querySelector('.mc-lanes');
+  const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, columns = new Set();
+  for (let i = 0; i < d.length; i += 4) {
+    const warm = d[i] > 190 && d[i + 2] < 120 && d[i] - d[i + 1] > 60;
+    if (warm) columns.add((i / 4) % c.width);
+  }
+  return columns.size;
+}"""
+
+
+def test_a_stall_narrower_than_a_pixel_is_seen_and_not_exaggerated(open_page: Open) -> None:
+    trace = big_trace(20, 20_000)
+    calm = open_page(to_html(trace))
+    assert calm.state()["stalls"] == "0"
+    assert calm.page.evaluate(STALL_PIXELS) == 0
+    middle = len(trace.steps) // 2
+    trace.steps[middle] = trace.steps[middle]._replace(decode_floor=0.02)
+    shown = open_page(to_html(trace))
+    assert int(shown.state()["stalls"]) == 10
+    assert 1 <= shown.page.evaluate(STALL_PIXELS) <= 4
 
 
 @pytest.fixture(scope="module")

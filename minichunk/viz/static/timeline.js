@@ -644,6 +644,7 @@ function blocksPanel(pane, step, state, palette, select) {
   const canvas = h("canvas.pool", { role: "img", "aria-label": `KV block pool: ${words}` });
   canvas.width = width * ratio; canvas.height = Math.ceil(cells / across) * cell * ratio;
   canvas.style.width = `${width}px`; canvas.style.height = `${canvas.height / ratio}px`;
+  canvas.dataset.used = pool.holders.reduce((sum, holders) => sum + (holders > 0), 0);
   const c = canvas.getContext("2d");
   c.scale(ratio, ratio);
   const chosen = new Set(pool.tables.get(pane.requests.id.indexOf(state.selection)) ?? []);
@@ -1354,6 +1355,7 @@ export function mount(root, payload, options = {}) {
   listen(window, "blur", hideTip);
   listen(window, "scroll", hideTip, { capture: true, passive: true });
   listen(media, "change", retheme);
+  listen(document, "pointerdown", (event) => { if (!event.composedPath().includes(menu)) menu.open = false; });
   listen(axis, "pointerdown", (event) => { if (event.button) return; main.focus({ preventScroll: true }); drag = { k: 0, mode: "scrub", x: event.clientX, y: event.clientY, moved: false }; axis.setPointerCapture(event.pointerId); setCursor(timeAt(event)); });
   listen(axis, "wheel", (event) => wheel(event, 0), { passive: false });
   const resized = new ResizeObserver(() => { retheme(); layout(); });
@@ -1395,7 +1397,8 @@ function isDark(root, media) {
   for (const name of ["--jp-layout-color0", "--vscode-editor-background"]) {
     if (declared.getPropertyValue(name)) return dark(resolved(root, name)) ?? media.matches;
   }
-  for (let node = root.parentElement; node; node = node.parentElement) {
+  // Out of a shadow root, too: there the host element is the next to ask.
+  for (let node = root.parentElement; node; node = node.parentElement ?? node.getRootNode().host) {
     const found = dark(getComputedStyle(node).backgroundColor);
     if (found !== null) return found;
   }
