@@ -59,7 +59,9 @@ SCENE = stall_scene(4, 900, decode_output_tokens=40)
 
 
 def test_simulated_runs_are_compared_by_name():
-    both = mc.compare(SCENE, RUNS, model="llama-3-8b", gpu="h100-sxm", check_invariants=True)
+    both = mc.compare(
+        SCENE, RUNS, model="llama-3-8b", gpu="h100-sxm", num_blocks=500, check_invariants=True
+    )
     assert list(both.traces) == list(RUNS)
     assert both.traces["whole"].spans == both.traces["whole again"].spans
     assert both.traces["whole"].metrics().itl.max > both.traces["chunked"].metrics().itl.max
@@ -193,3 +195,23 @@ def test_comparing_simulations_needs_neither_torch_nor_numpy_and_keeps_its_name(
 
 def test_an_empty_comparison_has_no_rows():
     assert str(Comparison({}).table()) == "no rows"
+
+
+def test_a_real_model_gives_the_same_plans_and_tokens_run_after_run(tmp_path, seed):
+    from minichunk.workloads import merge, poisson
+    from tests.small_model import save_small_model
+
+    llm = mc.LLM(
+        save_small_model(tmp_path, seed), dtype="float32", device="cpu", num_blocks=300, quiet=True
+    )
+    # All at once: on the wall clock, arrivals alone would make plans differ.
+    requests = merge(poisson(1, 4, prompt=40, output=12), poisson(1, 1, prompt=300, output=6))
+    scene = [RequestSpec(0.0, spec.prompt, spec.output_tokens) for spec in requests]
+    chunked = {"chunk_size": 33, "max_num_batched_tokens": 64}
+    runs = {"a": {"policy": "continuous"}, "b": chunked, "a again": {"policy": "continuous"}}
+    both = mc.compare(scene, runs, llm=llm)
+    assert both.traces["a"].spans == both.traces["a again"].spans
+    assert both.traces["a"].spans != both.traces["b"].spans
+    assert both.same_tokens == {str(i): None for i in range(5)}
+    assert all(len(r.output_token_ids) > 5 for r in both.traces["b"].requests.values())
+    assert all(step.flops > 0 for step in both.traces["b"].steps)
