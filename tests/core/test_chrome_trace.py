@@ -11,6 +11,7 @@ import pytest
 from minichunk.core.chrome_trace import ENGINE, REQUESTS, chrome_trace, to_chrome
 from minichunk.core.stalls import find_stalls
 from minichunk.core.trace import Trace
+from tests.viz.crowded import crowded_trace
 from tests.viz.scenes import stall_scene
 
 
@@ -19,6 +20,8 @@ def trace() -> Trace:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
+    if rng.random() < 0.5:
+        return crowded_trace(seed)
     return stall_scene(
         rng.choice([None, 300, 1000, 2500]), rng.randint(2, 12), rng.randint(2000, 9000)
     )

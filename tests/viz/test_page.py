@@ -11,15 +11,12 @@ from typing import Any
 import pytest
 
 from minichunk.core.chrome_trace import chrome_trace
-from minichunk.core.config import EngineConfig
-from minichunk.core.request import PromptShape, SamplingParams
 from minichunk.core.stalls import find_stalls
 from minichunk.core.trace import Trace
-from minichunk.sim.cost import CostModel
-from minichunk.sim.run import simulated_engine
 from minichunk.viz.columns import columns
 from minichunk.viz.html import page, to_html
 from minichunk.viz.timeline import timeline
+from tests.viz.crowded import crowded_trace
 from tests.viz.scenes import big_trace, stall_scene
 
 Open = Callable[..., Any]
@@ -231,22 +228,6 @@ def test_block_tables_follow_the_scrubber(
             counted[name.strip()] = int(re.search(r"([\d,]+) block", text)[1].replace(",", ""))
         assert counted == held
     assert shown.page.locator("canvas.mc-pool").count() == 1
-
-
-def crowded_trace(seed: int) -> Trace:
-    """Few blocks, shared prefixes, preemptions and a cancelled request, from the simulator."""
-    rng = random.Random(seed)
-    config = EngineConfig.make(max_num_batched_tokens=512, num_blocks=100, max_num_seqs=6)
-    engine = simulated_engine(CostModel("llama-2-7b", "a100-80g-sxm"), config)
-    for i in range(9):
-        prompt = PromptShape(rng.randint(100, 700), (1, 2, 3))
-        params = SamplingParams(max_tokens=rng.randint(60, 120))
-        engine.add_request(prompt, params, request_id=f"user-{i}", arrival_time=0.04 * i)
-    while engine.has_unfinished_requests():
-        engine.step()
-        if len(engine.trace.steps) == 40:
-            engine.cancel("user-1")
-    return engine.trace
 
 
 def test_the_pool_grid_agrees_with_the_engines_own_count(open_page: Open) -> None:
@@ -506,8 +487,13 @@ def test_exports_a_picture_as_svg_and_png(open_page: Open, both: str) -> None:
     assert len(png) > 20_000
 
 
-def test_chrome_export_agrees_with_python(open_page: Open, traces: dict[str, Trace]) -> None:
-    trace = traces["chunked"]
+@pytest.mark.parametrize("scene", ["chunked", "crowded"])
+def test_chrome_export_agrees_with_python(
+    open_page: Open, traces: dict[str, Trace], scene: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    trace = traces["chunked"] if scene == "chunked" else crowded_trace(seed)
     shown = open_page(to_html(trace))
     mine = json.loads(download(shown, "Chrome trace"))["traceEvents"]
     theirs = chrome_trace(trace)["traceEvents"]
