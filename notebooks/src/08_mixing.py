@@ -20,12 +20,11 @@
 #    on what workload it loses.
 
 # %%
-# %matplotlib inline
 import inspect
 from dataclasses import replace
 
 import minichunk as mc
-from minichunk.compare import Table, compare
+from minichunk.compare import Table
 from minichunk.labs import check, groups
 from minichunk.labs.result import is_fast
 from minichunk.viz.figures import tradeoff_figure
@@ -72,7 +71,7 @@ print(inspect.getsource(mc.policies.alternating.function))
 POLICIES = ["decode-first", "prefill-first", "balanced", "alternating"]
 scene = mc.workloads.stall_scene(num_decodes=10, prompt_tokens=8000)
 runs = {name: dict(policy=name, max_num_batched_tokens=1024) for name in POLICIES}
-both = compare(scene, runs, **A100)
+both = mc.compare(scene, runs, **A100)
 
 
 def prompt_steps(trace: mc.Trace) -> list:
@@ -170,7 +169,7 @@ chat = mc.workloads.poisson(
     output=Lengths(200, p90=500),
     seed=1,
 )
-under_load = compare(chat, runs, **A100)
+under_load = mc.compare(chat, runs, **A100)
 under_load.table()
 
 # %%

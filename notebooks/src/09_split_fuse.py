@@ -18,7 +18,6 @@
 # 3. say when an adaptive chunk beats a static one and when it does not, each from a computed table.
 
 # %%
-# %matplotlib inline
 import inspect
 
 import matplotlib.pyplot as plt
