@@ -154,11 +154,13 @@ def test_seeded_sampling_ignores_chunks_batch_mates_and_preemption(
     mixed = [params] + [SamplingParams(max_tokens=20, temperature=t) for t in (0, 0.5, 1, 2, 3)]
     assert run(llm.new_engine(chunk_size=11), [prompt, *mates], mixed)[0] == alone
 
-    # So few blocks that somebody is preempted; the watched request comes last and is the victim.
+    # 25 + 25 + 21 tokens fit into 12 blocks, their answers do not: the last to come is preempted.
     engine = llm.new_engine(num_blocks=12, prefix_caching=False)
-    tokens = run(engine, [mates[0], mates[1], prompt], [*mixed[2:4], params])
-    assert tokens[-1] == alone
-    assert any(event.kind == "preempt" and event.request_id == "2" for event in engine.trace.events)
+    older = [random_prompt(rng, 25) for _ in range(2)]
+    longest = replace(params, temperature=1.5)
+    assert run(engine, [*older, prompt], [longest, longest, params])[-1] == alone
+    preempted = [event.request_id for event in engine.trace.events if event.kind == "preempt"]
+    assert "2" in preempted
 
     other_seed = SamplingParams(
         max_tokens=20, temperature=0.9, ignore_eos=True, seed=params.seed + 1

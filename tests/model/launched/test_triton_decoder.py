@@ -16,7 +16,7 @@ from minichunk.llm import LLM
 from ..tiny import build, config_of, random_prompt, save
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-COUNT = 5
+COUNT = 4
 
 # What attention, norms, RoPE, the cache write, SwiGLU and sampling would be in torch.
 TORCH_WAYS = (
@@ -53,10 +53,10 @@ def shuffled(llm: LLM, rng: random.Random) -> LLM:
 
 def test_tokens_equal_those_of_the_torch_backend(folder: Path, rng: random.Random) -> None:
     """Chunks of 7 start in the middle of blocks and share steps with decodes."""
-    prompts = [random_prompt(rng, length) for length in (1, 15, 16, 17, 40)]
+    prompts = [random_prompt(rng, length) for length in (1, 16, 17, 30)]
     params = [
         SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True),
-        *[SamplingParams(max_tokens=COUNT, temperature=0.8, seed=i) for i in range(4)],
+        *[SamplingParams(max_tokens=COUNT, temperature=0.8, seed=i) for i in range(3)],
     ]
     tokens = []
     for backend in ("torch", "triton"):
