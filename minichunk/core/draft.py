@@ -26,6 +26,7 @@ class StepDraft:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.config = scheduler.config
+        self.running = scheduler.running
         self.pool = scheduler.pool
         self.block_size = scheduler.config.block_size
         self.budget_left = scheduler.config.max_num_batched_tokens
@@ -49,10 +50,11 @@ class StepDraft:
         request_id = request.request_id
         if request_id in self.chunks:
             self._complain(f"offered request {request_id!r} twice in one step")
-        if request.status is RequestStatus.RUNNING:
+        if self.running.get(request_id) is request:
             return self._grow(request, num_tokens, whole)
-        if request.status is RequestStatus.FINISHED:
-            self._complain(f"offered request {request_id!r}, which is finished")
+        if request.status is not RequestStatus.WAITING:
+            what = "finished" if request.is_finished else "another engine's"
+            self._complain(f"offered request {request_id!r}, which is {what}")
         if request_id in self.preempted:
             return 0  # at the earliest in the next step
         if request is not self.scheduler.head():

@@ -29,7 +29,7 @@ from minichunk.core.plan import StepPlan
 from minichunk.core.policies import REGISTRY as POLICIES
 from minichunk.core.request import SamplingParams
 
-from .fake_executor import drain, expected_tokens, make_engine, random_prompt
+from .fake_executor import VOCAB_SIZE, drain, expected_tokens, make_engine, random_prompt
 
 COMBINATIONS = [
     (policy, order)
@@ -99,6 +99,7 @@ class EngineMachine(RuleBasedStateMachine):
         limit=st.sampled_from([None, None, None, 0.0, 3.0, 15.0]),
         later=st.sampled_from([None, None, 0.5, 4.0]),
         temperature=st.sampled_from([0.0, 1.0]),
+        alphabet=st.sampled_from([1, 2, VOCAB_SIZE]),
     )
     def add(
         self,
@@ -110,10 +111,12 @@ class EngineMachine(RuleBasedStateMachine):
         limit: float | None,
         later: float | None,
         temperature: float,
+        alphabet: int,
     ) -> None:
         size = max(1, int(length * self.capacity * self.rng.random()))
         common = int(shared * size)
-        prompt = self.prefix[:common] + random_prompt(self.rng, size - common)
+        own = random_prompt(self.rng, size - common)
+        prompt = self.prefix[:common] + [token % alphabet for token in own]
         params = SamplingParams(
             max_tokens, temperature, seed=self.rng.randrange(2**31), ignore_eos=True
         )

@@ -124,6 +124,14 @@ def test_a_block_is_shared_only_when_it_is_full_and_computed(rng: random.Random)
     assert tokens_of(events, "second") == expected_tokens(prompt, greedy(), 2)
 
 
+def test_a_block_is_not_hit_behind_another_prefix_or_at_another_place(rng: random.Random) -> None:
+    engine = make_engine(block_size=4)
+    a, b = random_prompt(rng, 4), random_prompt(rng, 4)
+    for prompt in ([*a, *b, 1], [*b, *a, 1], [*b, *b, 1], [*a, *a, *b, 1], [7] * 13, [7] * 9):
+        rid = engine.add_request(prompt, greedy(3))
+        assert tokens_of(drain(engine), rid) == expected_tokens(prompt, greedy(), 3)
+
+
 def test_twins_in_one_step_share_nothing_that_is_not_computed_yet(rng: random.Random) -> None:
     engine = make_engine(max_num_batched_tokens=100)
     prompt = random_prompt(rng, 12)

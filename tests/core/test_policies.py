@@ -347,6 +347,15 @@ def raises(view: Any) -> Any:
         raise PolicyError("policy 'raises' has a bug of its own")
 
 
+def borrows(view: Any) -> Any:
+    yield from policies.decode_first(view)
+    if view.step > 2:
+        other = make_engine()
+        other.add_request([1, 2, 3], greedy(9), request_id="foreign")
+        other.step()
+        yield other.requests["foreign"], 1
+
+
 MISTAKES: list[tuple[Callable[..., Any], str]] = [
     (offers_finished, "which is finished"),
     (offers_twice, "twice in one step"),
@@ -356,6 +365,7 @@ MISTAKES: list[tuple[Callable[..., Any], str]] = [
     (yields_garbage, "yielded 'request 1'"),
     (yields_half_tokens, "0.5 tokens, which is not a whole number"),
     (overtakes, "nobody overtakes"),
+    (borrows, "'foreign', which is another engine's"),
     (raises, "a bug of its own"),
 ]
 

@@ -87,7 +87,7 @@ def test_queueing_under_very_many_tenants_stays_cheap() -> None:
     """Adding looks at the head of the queue, never at all groups."""
     line = WaitingLine(Fair(), None)
     start = time.process_time()
-    for index in range(20_000):
+    for index in range(10_000):
         line.add(Request(str(index), (1,), greedy(), tenant=str(index), index=index))
-    assert len(line) == 20_000
-    assert time.process_time() - start < 3.0
+    assert len(line) == 10_000
+    assert time.process_time() - start < 2.0
