@@ -169,7 +169,6 @@ def measure(
             trace = serve(llm.new_engine(**pool, **knobs), scene)
             trace.meta["name"] = name
             traces[name].append(trace)
-    progress("")
     return traces
 
 
@@ -227,13 +226,14 @@ def command(arguments: Namespace) -> None:
     llm = LLM(arguments.model, device=arguments.device, num_blocks=1)
     scene = make_scene(llm, arguments.chunk_size, document, arguments.prompt_tokens)
     report.introduce(llm, scene, runs)
-    with report.progress_bar(len(runs) * (1 + arguments.repeats) + 1) as progress:
+    with report.progress_bar(len(runs) * (1 + arguments.repeats) + 2) as progress:
         traces = measure(llm, scene, runs, arguments.repeats, progress)
         float32 = None
         if wants_recheck(llm, runs):
             progress("re-checking a short version in float32")
             float32 = recheck_in_float32(arguments.model, arguments.device, scene, runs)
-    figures = report.summarise(llm, scene, runs, traces, float32)
+        progress("comparing")
+        figures = report.summarise(llm, scene, runs, traces, float32)
     report.show(figures, traces)
     files = report.write(out, figures, traces, arguments.json)
     report.finish(out, files, time.perf_counter() - began)

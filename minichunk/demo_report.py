@@ -6,6 +6,7 @@ close the two candidates were, because "the tokens differ" alone would teach the
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -41,19 +42,23 @@ def introduce(llm: LLM, scene: Scene, runs: Mapping[str, Mapping[str, Any]]) -> 
 
 @contextmanager
 def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar with what is being done. Drawn between runs only: it must not disturb what it shows."""
+    """What is being done, on standard error: a bar in a terminal, plain lines in a log.
+
+    Drawn between runs only, because it must not disturb what it shows.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what: print(what, file=sys.stderr, flush=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=total)
-        begun = False
+        steps = itertools.count()
 
         def show(what: str) -> None:
-            nonlocal begun
-            progress.update(task, description=what, advance=int(begun), refresh=True)
-            begun = True
+            progress.update(task, description=what, completed=next(steps), refresh=True)
 
         yield show
 
