@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,9 +163,7 @@ def test_seeded_sampling_ignores_chunks_batch_mates_and_preemption(
     preempted = [event.request_id for event in engine.trace.events if event.kind == "preempt"]
     assert "2" in preempted
 
-    other_seed = SamplingParams(
-        max_tokens=20, temperature=0.9, ignore_eos=True, seed=params.seed + 1
-    )
+    other_seed = replace(params, seed=(params.seed or 0) + 1)
     assert run(llm.new_engine(), [prompt], [other_seed]) != [alone]
 
 
