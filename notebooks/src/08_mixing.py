@@ -23,11 +23,12 @@
 import inspect
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
+
 import minichunk as mc
 from minichunk.compare import Table
 from minichunk.labs import check, groups
 from minichunk.labs.result import is_fast
-from minichunk.viz.figures import tradeoff_figure
 from minichunk.workloads import Lengths
 
 A100 = dict(model="llama-2-7b", gpu="a100-80g-sxm")
@@ -113,7 +114,7 @@ both.timeline()
 #   *and* for its own step, and weights are read twice where a mixed step reads them once.
 
 # %% [markdown]
-# Exercise 1 (10 minutes, medium): count the steps before you run them.
+# ## Exercise 1: count the steps (10 minutes, medium)
 #
 # Write `prefill_steps(policy, prompt_tokens, budget, decodes)`: the number of steps from a prompt's
 # first chunk to its last, both included, while `decodes` requests keep decoding (fewer than the
@@ -173,7 +174,14 @@ under_load = mc.compare(chat, runs, **A100)
 under_load.table()
 
 # %%
-tradeoff_figure(under_load.traces)
+figure, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+for name, trace in under_load.traces.items():
+    metrics = trace.metrics()
+    x, y = metrics.itl.max * 1e3, metrics.ttft.p99 * 1e3
+    ax.scatter(x, y)
+    ax.annotate(name, (x, y), textcoords="offset points", xytext=(6, 4))
+ax.margins(0.2)
+_ = ax.set(xlabel="longest gap (ms)", ylabel="P99 TTFT (ms)", xscale="log")
 
 # %% [markdown]
 # The figure puts each run where its TTFT and its gaps are. Is there a policy that is best at both?
@@ -182,7 +190,7 @@ tradeoff_figure(under_load.traces)
 # beware of the column that counts stalls: which policy has the fewest, and which the longest gap?
 
 # %% [markdown]
-# Exercise 2 (15 minutes, medium): a cap instead of a share.
+# ## Exercise 2: a cap instead of a share (15 minutes, medium)
 #
 # Write a policy `capped(view, cap=256)`. Decodes go first. While at least one decode is in the
 # step, *all prompts together* get at most `cap` tokens; a step without decodes gives prompts the
@@ -377,7 +385,7 @@ Table(rows)
 # preset **loses** where answers are long and memory is short.
 
 # %% [markdown]
-# Exercise 3 (15 minutes, medium): let the promise choose.
+# ## Exercise 3: let the promise choose (15 minutes, medium)
 #
 # Write `choose_preset(workload, candidates, ttft, itl)`. `candidates` maps names to engine knobs;
 # return the name that serves the most requests per second within the promise (`itl=None`: no
