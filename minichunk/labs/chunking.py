@@ -155,7 +155,7 @@ def chunk_mask(answer: Callable[[int, int], torch.Tensor]) -> str:
     import torch
 
     rng = random.Random()
-    for start, count in [(0, 1), (0, 5), (3, 1), (4, 3), (rng.randint(5, 20), rng.randint(2, 9))]:
+    for start, count in [(0, 5), (4, 3), (3, 1), (0, 1), (rng.randint(5, 20), rng.randint(2, 9))]:
         stop = start + count
         expected = torch.ones(stop, stop, dtype=torch.bool).tril()[start:]
         got = answer(start, count)
@@ -171,8 +171,8 @@ def chunk_mask(answer: Callable[[int, int], torch.Tensor]) -> str:
             may = "may" if expected[row, column] else "may not"
             raise Wrong(
                 f"chunk_mask({start}, {count}): row {row} is the query at position {start + row}; "
-                f"it {may} attend to position {column}. Yours, then the right one:\n"
-                f"{_drawn(got)}\n\n{_drawn(expected)}"
+                f"it {may} attend to position {column}",
+                _two_masks(got.to(torch.bool), expected),
             )
     return "each query sees the whole prefix, and of its own chunk what is not after it"
 
@@ -209,5 +209,14 @@ def _short(pairs: Sequence[tuple[int, int]]) -> str:
     return str(list(pairs)) if len(pairs) <= 8 else f"{len(pairs)} chunks, first {pairs[:4]}"
 
 
-def _drawn(mask: Any) -> str:
-    return "\n".join("".join("■" if cell else "·" for cell in row) for row in mask.tolist())
+def _two_masks(got: torch.Tensor, expected: torch.Tensor) -> Any:
+    """Both masks, dark where a query (row) may see a key (column)."""
+    from minichunk.viz.figure_style import Picture
+
+    figure = Picture(figsize=(6.4, 2.4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis, mask, title in zip(axes, (got, expected), ("yours", "expected"), strict=True):
+        axis.imshow(mask.numpy(), cmap="Blues", vmin=0, vmax=1.4)
+        axis.set(title=title, xlabel="key at position", ylabel="query at position")
+        axis.set_yticks(range(len(mask)), range(mask.shape[1] - len(mask), mask.shape[1]))
+    return figure
