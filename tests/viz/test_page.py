@@ -110,6 +110,10 @@ def test_hover_explains_a_stall_and_the_tooltip_leaves_with_the_pointer(
     shown.page.mouse.move(x, box["y"] + 12)
     assert shown.page.locator(".mc-tip").is_visible()
     assert stall.describe() in shown.state()["hover"]
+    shown.page.mouse.move(box["x"] - 20, box["y"] + 12)
+    name_tip = shown.state()["hover"]
+    assert f"Longest stall: {stall.describe()}" in name_tip
+    assert "64 prompt tokens, 60 output tokens" in name_tip
     shown.page.mouse.move(x, box["y"] + box["height"] + 30)
     assert "prefill" in shown.state()["hover"]
     shown.page.mouse.move(5, 5)
@@ -309,6 +313,9 @@ def test_predict_hides_the_future_and_scores_the_answer(open_page: Open, whole: 
     shown.settle()
     assert shown.page.locator(".mc-veil").is_visible()
     assert not shown.page.locator(".mc-chips").is_visible()
+    box = shown.box(".mc-plot")
+    shown.page.mouse.move(box["x"] + 20, box["y"] + 12)
+    assert shown.state()["hover"] == "request 0\n64 prompt tokens"
     assert shown.press("]")["live"] == "Stalls are hidden while you predict."
     step = int(shown.state()["step"])
     boxes = shown.page.locator(".mc-predict input")

@@ -7,7 +7,7 @@
 //
 //   1. words and numbers     4. painters      7. exports
 //   2. elements              5. drawing       8. mount
-//   3. the indexed trace     6. side panel    9. anywidget
+//   3. the indexed trace     6. panel, tips   9. anywidget
 
 // ── 1. Words and numbers ─────────────────────────────────────────────────────────────────────────
 
@@ -1163,6 +1163,151 @@ function predictPanel(pane, step, answer) {
   return [box];
 }
 
+/** What a lane says at a time; at its name (time null), what became of the request. */
+function laneTip(pane, lane, time, width, state) {
+  if (lane < 0 || lane >= pane.count) return [];
+  const { requests, spans, stalls, gaps } = pane,
+    title = nameOf(pane, lane);
+  const tokens = requests.token_offsets[lane + 1] - requests.token_offsets[lane];
+  if (time === null) {
+    const prompt = plural(requests.prompt[lane], "prompt token");
+    if (state.predict) return [title, prompt]; // the rest lies in the future
+    let worst = -1;
+    stalls.request.forEach((request, i) => {
+      const longer =
+        worst < 0 || stalls.end[i] - stalls.start[i] > stalls.end[worst] - stalls.start[worst];
+      if (request === lane && longer) worst = i;
+    });
+    const first = tokens
+      ? requests.token_times[requests.token_offsets[lane]] - requests.arrival[lane]
+      : null;
+    return [
+      title,
+      `${prompt}, ${plural(tokens, "output token")}`,
+      first === null ? "no token yet" : `TTFT ${duration(first)}`,
+      worst < 0 ? "no stall" : `Longest stall: ${stalls.text[worst]}`,
+      requests.tenant[lane] === "default" ? "" : `tenant ${requests.tenant[lane]}`,
+      requests.reason[lane] ? `finished: ${requests.reason[lane]}` : "",
+      requests.note[lane],
+    ].filter(Boolean);
+  }
+  const slack = (1.5 / width) * (state.t1 - state.t0),
+    find = (segments) => {
+      const i = above(
+        segments.stop,
+        time - slack,
+        segments.offsets[lane],
+        segments.offsets[lane + 1],
+      );
+      return i < segments.offsets[lane + 1] && segments.start[i] <= time + slack ? i : -1;
+    };
+  const lines = [];
+  let i = find(pane.excess);
+  if (i >= 0 && pane.excess.kind[i] === STALL)
+    lines.push(`Stall. ${stalls.text[pane.excess.row[i]]}`);
+  else if (i >= 0) {
+    const g = pane.excess.row[i],
+      gap = gaps.end[g] - gaps.start[g];
+    lines.push(
+      `Interference: this gap of ${duration(gap)} is ${duration(gaps.excess[g])} longer than a decode step alone`,
+    );
+  }
+  i = find(pane.front);
+  if (i >= 0 && pane.front.kind[i] === PREEMPTED)
+    lines.push("Preempted: its blocks were taken, it recomputes later");
+  else if (i >= 0) {
+    const row = pane.front.row[i];
+    lines.push(
+      `Prefill chunk ${spans.chunk[row]}/${spans.chunks[row]}: ${plural(spans.tokens[row], "token")} from position ${grouped(spans.position[row])}, ${duration(pane.front.stop[i] - pane.front.start[i])}`,
+    );
+  }
+  i = find(pane.base);
+  if (i >= 0 && pane.base.kind[i] === QUEUED)
+    lines.push(`Queued for ${duration(pane.base.stop[i] - pane.base.start[i])}`);
+  else if (i >= 0 && !lines.length) {
+    const from = requests.token_offsets[lane],
+      at = above(requests.token_times, time, from, requests.token_offsets[lane + 1]);
+    lines.push(
+      `Decode: output token ${grouped(Math.min(at - from + 1, tokens))} of ${grouped(tokens)}` +
+        (at > from && at < requests.token_offsets[lane + 1]
+          ? `, ${duration(requests.token_times[at] - requests.token_times[at - 1])} after the one before`
+          : ""),
+    );
+  }
+  if (!lines.length && time < requests.arrival[lane]) lines.push("Not here yet");
+  if (!lines.length && time > pane.finish[lane])
+    lines.push(requests.reason[lane] ? `Finished: ${requests.reason[lane]}` : "The trace ends");
+  if (!lines.length) lines.push("Waits between two steps");
+  return [title, ...lines];
+}
+
+/** What the bar of a step says. */
+function barTip(pane, time) {
+  const step = stepAt(pane, time),
+    { steps } = pane;
+  if (step < 0 || time > steps.end[step]) return [];
+  return [
+    `Step ${grouped(step + 1)}: ${duration(steps.end[step] - steps.start[step])}`,
+    `${grouped(steps.prefill[step])} prefill + ${grouped(steps.decode[step])} decode tokens of a budget of ${grouped(steps.budget[step])}`,
+    steps.floor[step] ? `its decodes alone: ${duration(steps.floor[step])}` : "",
+  ].filter(Boolean);
+}
+
+/** The requests of every pane as tables: the same facts without a picture. */
+function requestTables(panes) {
+  const head = ["request", "prompt", "outputs", "TTFT", "longest gap", "stalls", "finish"];
+  return panes.map((pane) => {
+    const { requests, stalls } = pane,
+      stalled = new Map();
+    stalls.request.forEach((lane) => stalled.set(lane, (stalled.get(lane) ?? 0) + 1));
+    const rows = requests.id.map((id, i) => {
+      const from = requests.token_offsets[i],
+        to = requests.token_offsets[i + 1],
+        at = requests.token_times;
+      let longest = 0;
+      for (let j = from + 1; j < to; j++) longest = Math.max(longest, at[j] - at[j - 1]);
+      return [
+        id,
+        grouped(requests.prompt[i]),
+        grouped(to - from),
+        to > from ? duration(at[from] - requests.arrival[i]) : "none",
+        longest ? duration(longest) : "none",
+        grouped(stalled.get(i) ?? 0),
+        requests.reason[i] || "unfinished",
+      ];
+    });
+    return h(
+      "div.scroller",
+      { tabindex: "0", role: "region", "aria-label": `Table of ${pane.name}` },
+      h(
+        "table",
+        {},
+        h("caption", {}, `${pane.name}, ${pane.headline}`),
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            head.map((text) => h("th", { scope: "col" }, text)),
+          ),
+        ),
+        h(
+          "tbody",
+          {},
+          rows.map((row) =>
+            h(
+              "tr",
+              {},
+              row.map((text, i) => h(i ? "td" : "th", i ? {} : { scope: "row" }, text)),
+            ),
+          ),
+        ),
+      ),
+    );
+  });
+}
+
 // ── 7. Exports ───────────────────────────────────────────────────────────────────────────────────
 
 /** The same events that `core/chrome_trace.py` writes, from the columns; opens in Perfetto. */
@@ -1426,7 +1571,7 @@ export function mount(root, payload, options = {}) {
   const live = h("p.live", { role: "status", "aria-live": "polite" });
   const tableBox = h("details.table", {}, h("summary", {}, "The same as a table"));
   tableBox.addEventListener("toggle", () => {
-    if (tableBox.open) fillTable();
+    if (tableBox.open) showTables();
   });
   const tip = h("div.tip", { role: "tooltip", id: `${prefix}-tip`, hidden: true });
   const main = h(
@@ -1473,7 +1618,7 @@ export function mount(root, payload, options = {}) {
     layout();
     root.dataset.revision = ++revision;
     announce("");
-    if (tableBox.open) fillTable();
+    if (tableBox.open) showTables();
   }
 
   function buildPanes() {
@@ -2066,7 +2211,8 @@ export function mount(root, payload, options = {}) {
         pane,
         Math.floor((y + place.scroll) / place.lane),
         x < 0 ? null : time,
-        place,
+        place.width,
+        state,
       );
     if (!lines.length || x > place.width + 2) return hideTip();
     hoverText = lines.join("\n");
@@ -2091,85 +2237,6 @@ export function mount(root, payload, options = {}) {
       tip.hidden = true;
     }
     root.dataset.hover = "";
-  }
-
-  function laneTip(pane, lane, time, place) {
-    if (lane < 0 || lane >= pane.count) return [];
-    const { requests, spans, stalls, gaps } = pane,
-      title = nameOf(pane, lane);
-    const tokens = requests.token_offsets[lane + 1] - requests.token_offsets[lane];
-    if (time === null) {
-      const first = tokens
-        ? requests.token_times[requests.token_offsets[lane]] - requests.arrival[lane]
-        : null;
-      return [
-        title,
-        `${plural(requests.prompt[lane], "prompt token")}, ${plural(tokens, "output token")}`,
-        first === null ? "no token yet" : `TTFT ${duration(first)}`,
-        requests.tenant[lane] === "default" ? "" : `tenant ${requests.tenant[lane]}`,
-        requests.reason[lane] ? `finished: ${requests.reason[lane]}` : "",
-        requests.note[lane],
-      ].filter(Boolean);
-    }
-    const slack = (1.5 / place.width) * (state.t1 - state.t0),
-      find = (segments) => {
-        const i = above(
-          segments.stop,
-          time - slack,
-          segments.offsets[lane],
-          segments.offsets[lane + 1],
-        );
-        return i < segments.offsets[lane + 1] && segments.start[i] <= time + slack ? i : -1;
-      };
-    const lines = [];
-    let i = find(pane.excess);
-    if (i >= 0 && pane.excess.kind[i] === STALL)
-      lines.push(`Stall. ${stalls.text[pane.excess.row[i]]}`);
-    else if (i >= 0) {
-      const g = pane.excess.row[i],
-        gap = gaps.end[g] - gaps.start[g];
-      lines.push(
-        `Interference: this gap of ${duration(gap)} is ${duration(gaps.excess[g])} longer than a decode step alone`,
-      );
-    }
-    i = find(pane.front);
-    if (i >= 0 && pane.front.kind[i] === PREEMPTED)
-      lines.push("Preempted: its blocks were taken, it recomputes later");
-    else if (i >= 0) {
-      const row = pane.front.row[i];
-      lines.push(
-        `Prefill chunk ${spans.chunk[row]}/${spans.chunks[row]}: ${plural(spans.tokens[row], "token")} from position ${grouped(spans.position[row])}, ${duration(pane.front.stop[i] - pane.front.start[i])}`,
-      );
-    }
-    i = find(pane.base);
-    if (i >= 0 && pane.base.kind[i] === QUEUED)
-      lines.push(`Queued for ${duration(pane.base.stop[i] - pane.base.start[i])}`);
-    else if (i >= 0 && !lines.length) {
-      const from = requests.token_offsets[lane],
-        at = above(requests.token_times, time, from, requests.token_offsets[lane + 1]);
-      lines.push(
-        `Decode: output token ${grouped(Math.min(at - from + 1, tokens))} of ${grouped(tokens)}` +
-          (at > from && at < requests.token_offsets[lane + 1]
-            ? `, ${duration(requests.token_times[at] - requests.token_times[at - 1])} after the one before`
-            : ""),
-      );
-    }
-    if (!lines.length && time < requests.arrival[lane]) lines.push("Not here yet");
-    if (!lines.length && time > pane.finish[lane])
-      lines.push(requests.reason[lane] ? `Finished: ${requests.reason[lane]}` : "The trace ends");
-    if (!lines.length) lines.push("Waits between two steps");
-    return [title, ...lines];
-  }
-
-  function barTip(pane, time) {
-    const step = stepAt(pane, time),
-      { steps } = pane;
-    if (step < 0 || time > steps.end[step]) return [];
-    return [
-      `Step ${grouped(step + 1)}: ${duration(steps.end[step] - steps.start[step])}`,
-      `${grouped(steps.prefill[step])} prefill + ${grouped(steps.decode[step])} decode tokens of a budget of ${grouped(steps.budget[step])}`,
-      steps.floor[step] ? `its decodes alone: ${duration(steps.floor[step])}` : "",
-    ].filter(Boolean);
   }
 
   // Keys. What we handle goes no further, least of all to a notebook's command mode.
@@ -2255,61 +2322,8 @@ export function mount(root, payload, options = {}) {
     );
   }
 
-  function fillTable() {
-    const head = ["request", "prompt", "outputs", "TTFT", "longest gap", "stalls", "finish"];
-    tableBox.replaceChildren(
-      tableBox.firstChild,
-      ...panes.map((pane) => {
-        const { requests, stalls } = pane,
-          stalled = new Map();
-        stalls.request.forEach((lane) => stalled.set(lane, (stalled.get(lane) ?? 0) + 1));
-        const rows = requests.id.map((id, i) => {
-          const from = requests.token_offsets[i],
-            to = requests.token_offsets[i + 1],
-            at = requests.token_times;
-          let longest = 0;
-          for (let j = from + 1; j < to; j++) longest = Math.max(longest, at[j] - at[j - 1]);
-          return [
-            id,
-            grouped(requests.prompt[i]),
-            grouped(to - from),
-            to > from ? duration(at[from] - requests.arrival[i]) : "none",
-            longest ? duration(longest) : "none",
-            grouped(stalled.get(i) ?? 0),
-            requests.reason[i] || "unfinished",
-          ];
-        });
-        return h(
-          "div.scroller",
-          { tabindex: "0", role: "region", "aria-label": `Table of ${pane.name}` },
-          h(
-            "table",
-            {},
-            h("caption", {}, `${pane.name}, ${pane.headline}`),
-            h(
-              "thead",
-              {},
-              h(
-                "tr",
-                {},
-                head.map((text) => h("th", { scope: "col" }, text)),
-              ),
-            ),
-            h(
-              "tbody",
-              {},
-              rows.map((row) =>
-                h(
-                  "tr",
-                  {},
-                  row.map((text, i) => h(i ? "td" : "th", i ? {} : { scope: "row" }, text)),
-                ),
-              ),
-            ),
-          ),
-        );
-      }),
-    );
+  function showTables() {
+    tableBox.replaceChildren(tableBox.firstChild, ...requestTables(panes));
   }
 
   // Themes: the host's own background decides, then the system; the palette follows from CSS.
