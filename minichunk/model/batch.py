@@ -59,7 +59,7 @@ class BlockTableRows:
             self._rows, self._tables = {}, []
         rows = [self._row(chunk) for chunk in chunks]
         width = max((len(chunk.block_table) for chunk in chunks), default=0)
-        return self._array[rows, :width]
+        return np.ascontiguousarray(self._array[rows, :width])
 
     def _row(self, chunk: ScheduledChunk) -> int:
         table = chunk.block_table
@@ -103,7 +103,7 @@ class Upload:
         flat = source.reshape(-1)
         buffer = self._pinned.get(name)
         if buffer is None or len(buffer) < len(flat):
-            buffer = torch.empty(2 * len(flat), dtype=flat.dtype, pin_memory=True)
+            buffer = torch.empty(max(1, 2 * len(flat)), dtype=flat.dtype, pin_memory=True)
             self._pinned[name] = buffer
         staged = buffer[: len(flat)]
         staged.copy_(flat)

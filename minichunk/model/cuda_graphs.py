@@ -31,14 +31,14 @@ def bucket_for(num_requests: int) -> int | None:
     return bucket if bucket <= LARGEST_BUCKET else None
 
 
-def padded_inputs(config_max_len: int, batch: Batch, bucket: int) -> Batch:
+def padded_inputs(longest: int, batch: Batch, bucket: int) -> Batch:
     """A batch of `bucket` decodes on the device of `batch`, to be filled by `fill`.
 
-    Its block tables are wide enough for every step of this engine configuration, and its bounds
-    on query and sequence length hold for all of them: kernels are chosen by these when recorded.
+    Its block tables have room for sequences of `longest` tokens, and its bounds on query and
+    sequence length hold for all of them: kernels are chosen by these when recorded.
     """
     device, block_size = batch.input_ids.device, batch.attention.block_size
-    max_blocks = max(-(-config_max_len // block_size), batch.attention.block_tables.shape[1])
+    max_blocks = max(-(-longest // block_size), batch.attention.block_tables.shape[1])
 
     def full(shape: tuple[int, ...], value: int, dtype: torch.dtype) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=device)
@@ -104,20 +104,19 @@ class DecodeGraphs:
         bucket = bucket_for(rows)
         if bucket is None:
             return self._decoder.logits(batch, kv_layers)
-        attention = batch.attention
-        width = -(-self._decoder.config.max_model_len // attention.block_size)
-        key = (bucket, attention.block_size, max(width, attention.block_tables.shape[1]))
-        if key not in self._graphs:
-            self._graphs[key] = self._record(batch, bucket, kv_layers)
-        recorded = self._graphs[key]
+        # No sequence is longer than the model allows, nor than the whole cache.
+        num_slots = kv_layers[0][0].shape[:2].numel()
+        longest = min(self._decoder.config.max_model_len, num_slots)
+        key = (bucket, batch.attention.block_size, longest)
+        recorded = self._graphs.get(key)
+        if recorded is None:
+            inputs = padded_inputs(longest, batch, bucket)
+            recorded = self._graphs[key] = self._record(inputs, kv_layers)
         fill(recorded.inputs, batch)
         recorded.graph.replay()
         return recorded.logits[:rows]
 
-    def _record(
-        self, batch: Batch, bucket: int, kv_layers: list[tuple[Tensor, Tensor]]
-    ) -> RecordedGraph:
-        inputs = padded_inputs(self._decoder.config.max_model_len, batch, bucket)
+    def _record(self, inputs: Batch, kv_layers: list[tuple[Tensor, Tensor]]) -> RecordedGraph:
         # One eager run first: kernels are compiled and workspaces allocated outside the recording.
         # Every row is padding then, so nothing is written into the cache.
         side = torch.cuda.Stream()

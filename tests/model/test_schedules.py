@@ -171,11 +171,13 @@ def test_nothing_leaks_from_run_to_run(llm: LLM, rng: random.Random) -> None:
     """A, B, A on one model: both A have the same plans, prefix cache included."""
     prompts = [random_prompt(rng, length) for length in (30, 17, 41)]
 
-    def steps_of(**knobs: object) -> list[tuple[int, ...]]:
+    def plans_of(**knobs: object) -> list[object]:
         engine = llm.new_engine(**knobs)
         run(engine, prompts)
-        return [(s.prefill_tokens, s.decode_tokens, s.used_blocks) for s in engine.trace.steps]
+        trace = engine.trace
+        work = [(step.prefill_tokens, step.decode_tokens) for step in trace.steps]
+        return [work, trace.spans, trace.block_events, trace.requests["2"].output_token_ids]
 
-    first = steps_of(chunk_size=9)
-    steps_of(policy="continuous", block_size=4, num_blocks=100)
-    assert steps_of(chunk_size=9) == first
+    first = plans_of(chunk_size=9)
+    plans_of(policy="continuous", block_size=4, num_blocks=100)
+    assert plans_of(chunk_size=9) == first
