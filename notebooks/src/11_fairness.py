@@ -136,8 +136,9 @@ print(f"                  = {2 * max(longest, 2 * pool_tokens):,}")
 # the longest prompt instead.
 
 # %% [markdown]
-# Exercise 1 (20 minutes, hard): write the counters yourself, as an order that schedules like
-# `fair`.
+# ## Exercise 1: write the counters (20 minutes, hard)
+#
+# Write the counters yourself, as an order that schedules like `fair`.
 #
 # Subclass `mc.Order`. `group(request)` says whose queue a request joins; the group with the least
 # `group_key(group)` goes next. `charge(request, prompt_tokens, output_tokens)` is called when
@@ -243,7 +244,9 @@ Table([row for name, trace in runs.items() for row in groups.rows(trace, order=n
 #
 # Equal is not always fair: one tenant may have paid for three times as much.
 #
-# Exercise 2 (10 minutes, medium): write an order that serves tenants in proportion to their shares:
+# ## Exercise 2: tenants with shares (10 minutes, medium)
+#
+# Write an order that serves tenants in proportion to their shares:
 # `WeightedFair({"gold": 3, "iron": 1})`. Start from `mc.orders.Fair`; while both wait, gold must be
 # served three weighted tokens for each one of iron's.
 
@@ -351,8 +354,9 @@ Table(rows)
 #
 # One number for fairness is Jain's index: 1 when all shares are equal, 1/n when one has everything.
 #
-# Exercise 3 (5 minutes, easy): write it: the square of the sum, over n times the sum of the
-# squares.
+# ## Exercise 3: Jain's index (5 minutes, easy)
+#
+# Write it: the square of the sum, over n times the sum of the squares.
 
 
 # %%
