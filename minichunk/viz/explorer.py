@@ -27,7 +27,7 @@ from minichunk.sim.run import simulate
 from minichunk.sim.shapes import MODELS
 from minichunk.viz.columns import duration
 from minichunk.viz.curve import Point, curve_svg
-from minichunk.viz.timeline import Timeline, with_picture
+from minichunk.viz.timeline import Timeline, completed
 
 CHUNK_SIZES = (64, 128, 256, 512, 1000, 1024, 2048, 4096, None)
 BUDGETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -281,7 +281,7 @@ class Explorer(widgets.VBox):
         self.curve.value = curve_svg(self._points, today)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return with_picture(super()._repr_mimebundle_(**kwargs), self.timeline.to_png)
+        return completed(super()._repr_mimebundle_(**kwargs), self.timeline)
 
 
 def explorer(**options: Any) -> Explorer:

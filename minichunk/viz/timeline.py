@@ -8,6 +8,7 @@ widget manager is known to answer, the same timeline is shown as a page in an if
 
 from __future__ import annotations
 
+import base64
 import html
 import os
 import sys
@@ -93,12 +94,7 @@ class Timeline(anywidget.AnyWidget):
         return {key: value for key, value in shown.items() if value is not None}
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        bundle = with_picture(super()._repr_mimebundle_(**kwargs), self.to_png)
-        if not widgets_answer():
-            data = bundle[0] if isinstance(bundle, tuple) else bundle
-            data.pop("application/vnd.jupyter.widget-view+json", None)
-            data["text/html"] = self.iframe()
-        return bundle
+        return completed(super()._repr_mimebundle_(**kwargs), self)
 
 
 def timeline(traces: Traces, **options: Any) -> Timeline:
@@ -106,14 +102,19 @@ def timeline(traces: Traces, **options: Any) -> Timeline:
     return Timeline(traces, **options)
 
 
-def with_picture(bundle: Any, to_png: Any) -> Any:
-    """A widget's mime bundle with a PNG beside the widget, for those who only read the notebook."""
-    import base64
+def completed(bundle: Any, shown: Timeline) -> Any:
+    """A widget's mime bundle with a PNG beside the widget, for those who only read the notebook.
 
+    Where no widget manager answers, the page in an iframe takes the widget's place. It is not
+    added elsewhere: GitHub would prefer it to the PNG, strip it, and show nothing.
+    """
     if bundle is None:
         return None
     data = bundle[0] if isinstance(bundle, tuple) else bundle
-    data["image/png"] = base64.b64encode(to_png()).decode()
+    data["image/png"] = base64.b64encode(shown.to_png()).decode()
+    if not widgets_answer():
+        data.pop("application/vnd.jupyter.widget-view+json", None)
+        data["text/html"] = shown.iframe()
     return bundle
 
 

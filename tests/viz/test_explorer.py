@@ -144,11 +144,15 @@ def test_in_a_notebook_the_curve_comes_by_itself(monkeypatch: pytest.MonkeyPatch
     assert asyncio.run(look()) == expected
 
 
-def test_displays_with_a_picture() -> None:
+def test_displays_with_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Explorer()._repr_mimebundle_()
     data = bundle[0] if isinstance(bundle, tuple) else bundle
     assert "application/vnd.jupyter.widget-view+json" in data
     assert "image/png" in data
+    monkeypatch.setenv("MINICHUNK_WIDGETS", "0")
+    bundle = Explorer()._repr_mimebundle_()
+    data = bundle[0] if isinstance(bundle, tuple) else bundle
+    assert data["text/html"].startswith("<iframe")
 
 
 def test_knows_every_policy_and_order_and_whole_prompts() -> None:
