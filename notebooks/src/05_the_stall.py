@@ -110,7 +110,8 @@ check.prefill_flops(prefill_flops)
 #
 # The engine's own counter gives the same operations. Divided by the peak rate of the datasheet
 # they are a bound that no software can beat; the simulated stall lies above it, because kernels
-# reach only a part of the peak.
+# reach only a part of the peak. (Whether the keys and values of 32,000 tokens fit into a GPU's
+# memory is left aside here: `num_blocks` says that they do.)
 #
 # A textbook chapter on this subject says that a prompt of 8,000 tokens stops the others for 300
 # ms, and one of 32,000 for one to two seconds. It names neither model nor GPU.
@@ -284,6 +285,7 @@ size = (
 )
 
 
+# %%
 def serve(policy: str, decode_steps: int, prompt_tokens: int, **knobs) -> mc.Trace:
     """Four answers stream; after some steps a long prompt comes, and all run to their end."""
     engine = llm.new_engine(policy=policy, max_num_batched_tokens=1024, **knobs)

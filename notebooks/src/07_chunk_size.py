@@ -54,6 +54,8 @@ traces = {}
 for size in SIZES:
     knobs = dict(policy="decode-first", chunk_size=size, max_num_batched_tokens=size + 10)
     traces[f"{size:,}"] = mc.simulate(scene, **knobs, **A100)
+
+# %%
 rows = []
 for name, trace in traces.items():
     metrics = trace.metrics()
@@ -153,24 +155,26 @@ def prefill_parts(chunk: int, model: CostModel = cost_model) -> tuple[dict, dict
 launch = cost_model.efficiency.launch * cost_model.shape.num_layers  # one kernel in every layer
 matrices, small_kernels = len(cost_model.shape.matrices), 5
 whole = prefill_parts(PROMPT)[0]
-account = []
-for size in SIZES:
+
+
+def extra_cost(size: int) -> dict:
+    """What chunks of that size cost more than the prompt in one piece (ms), and bytes read."""
     seconds, moved = prefill_parts(size)
-    again = math.ceil(PROMPT / size) - 1  # steps beyond the first
     extra = {name: 1e3 * (seconds[name] - whole[name]) for name in seconds}
-    kernels = 1e3 * again * launch
-    account.append(
-        {
-            "chunk": size,
-            "steps' software": round(extra["overhead"], 1),
-            "kernel launches": round(kernels * (matrices + small_kernels + 1), 1),
-            "weights again": round(extra["linear"] - kernels * matrices, 1) + 0.0,
-            "KV again": round(extra["prefill_attention"] - kernels, 1) + 0.0,
-            "sum (ms)": round(sum(extra.values()), 1),
-            "linear GB": round(moved["linear"] / 1e9),
-            "KV GB": round(moved["prefill_attention"] / 1e9),
-        }
-    )
+    kernels = 1e3 * launch * (math.ceil(PROMPT / size) - 1)  # in the steps beyond the first
+    return {
+        "chunk": size,
+        "steps' software": round(extra["overhead"], 1),
+        "kernel launches": round(kernels * (matrices + small_kernels + 1), 1),
+        "weights again": round(extra["linear"] - kernels * matrices, 1) + 0.0,
+        "KV again": round(extra["prefill_attention"] - kernels, 1) + 0.0,
+        "sum (ms)": round(sum(extra.values()), 1),
+        "linear GB": round(moved["linear"] / 1e9),
+        "KV GB": round(moved["prefill_attention"] / 1e9),
+    }
+
+
+account = [extra_cost(size) for size in SIZES]
 Table(account)
 
 # %%
@@ -406,6 +410,7 @@ def largest(target: float, **machine) -> int | None:
         return None  # even the smallest chunk is too slow
 
 
+# %%
 chosen = {name: {t: largest(t, **m) for t in (0.05, 0.1, 0.2)} for name, m in machines.items()}
 inside = sum(512 <= (c or 0) <= 2048 for row in chosen.values() for c in row.values())
 print(f"{inside} of {3 * len(machines)} lie within 512 to 2,048")
