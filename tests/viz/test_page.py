@@ -489,6 +489,8 @@ def test_exports_a_picture_as_svg_and_png(open_page: Open, both: str) -> None:
     assert "whole prompts" in svg
     assert "simulated llama-2-7b" in svg
     assert "budget" in svg
+    assert ">8,192</text>" in svg
+    assert ">1,024</text>" in svg
     png = download(shown, "PNG")
     assert png.startswith("\x89PNG")
     assert len(png) > 20_000

@@ -604,6 +604,26 @@ function paintBars(p, pane, layout, view) {
   p.line(0, height - 0.5, width, height - 0.5, "grid");
 }
 
+/** The scale of the bars: the budget at its line, and the fullest step if that is more. */
+function paintBarMarks(p, pane, place) {
+  const budget = pane.steps.budget.length ? Math.max(...pane.steps.budget.slice(0, 1)) : 0;
+  const y = clamp(place.bars - (budget / pane.most) * (place.bars - 4) + 3.5, 8, place.bars - 3);
+  if (budget)
+    p.text(place.gutter - 8, y, grouped(budget), { size: 9.5, anchor: "end", colour: "muted" });
+  if (y > 20 || !budget)
+    p.text(place.gutter - 8, 9, grouped(pane.most), {
+      size: 9.5,
+      anchor: "end",
+      colour: "muted",
+    });
+  if (y < place.bars - 14)
+    p.text(place.gutter - 8, place.bars - 2, "tokens", {
+      size: 9.5,
+      anchor: "end",
+      colour: "muted",
+    });
+}
+
 /** Texts and marks over the lanes: only where there is room, so nothing ever overlaps. */
 function paintMarks(p, pane, layout, view, state) {
   const [from, to] = visibleLanes(pane, layout),
@@ -782,6 +802,9 @@ function paintPicture(p, panes, layouts, state, size) {
     p.x = layout.gutter;
     p.y = y + layout.height + 8;
     paintBars(p, pane, layout, state);
+    p.x = 0;
+    paintBarMarks(p, pane, layout);
+    p.x = layout.gutter;
     const scale = layout.width / (state.t1 - state.t0),
       x = (state.cursor - state.t0) * scale;
     p.y = y;
@@ -1836,25 +1859,6 @@ export function mount(root, payload, options = {}) {
       draws: String(+(root.dataset.draws ?? 0) + 1),
     });
     root.dataset.firstDrawMs ??= (performance.now() - mountedAt).toFixed(1);
-  }
-
-  function paintBarMarks(p, pane, place) {
-    const budget = pane.steps.budget.length ? Math.max(...pane.steps.budget.slice(0, 1)) : 0;
-    const y = clamp(place.bars - (budget / pane.most) * (place.bars - 4) + 3.5, 8, place.bars - 3);
-    if (budget)
-      p.text(place.gutter - 8, y, grouped(budget), { size: 9.5, anchor: "end", colour: "muted" });
-    if (y > 20 || !budget)
-      p.text(place.gutter - 8, 9, grouped(pane.most), {
-        size: 9.5,
-        anchor: "end",
-        colour: "muted",
-      });
-    if (y < place.bars - 14)
-      p.text(place.gutter - 8, place.bars - 2, "tokens", {
-        size: 9.5,
-        anchor: "end",
-        colour: "muted",
-      });
   }
 
   function placeCursor() {
