@@ -323,9 +323,11 @@ plt.show()
 # Static batching makes a newcomer wait for strangers to finish, even on an almost idle server:
 # look at the leftmost points. Throughput parts later, where idle slots begin to hurt.
 #
-# One column speaks against continuous batching. `itl_max` is the longest gap between two tokens of
-# one answer, in seconds. The median gap is one decode step, but somewhere in the run somebody's
-# answer stood still for much longer. The next notebook is about that gap.
+# One column should worry you under either policy. `itl_max` is the longest gap between two tokens
+# of one answer, in seconds. The median gap is one decode step, but somewhere in the run somebody's
+# answer stood still for many of them: in a static batch while the prompts of its own batch were
+# computed, in a continuous one whenever a newcomer's prompt was. Neither mixes prompts and decodes
+# in one step. The next notebook is about that gap.
 
 # %% [markdown]
 # ## The same scheduler on a real model

@@ -200,12 +200,15 @@ def step_of(chunk: int, decodes: int, start: int = 4000, context: int = 230) -> 
     return StepBreakdown(parts, cost_model.peak_flops, cost_model.peak_bandwidth)
 
 
+steps = {"decodes": step_of(0, 10), "chunk": step_of(1000, 0), "mixed": step_of(1000, 10)}
+
+
+# %%
 def milliseconds(step: StepBreakdown, kind: str) -> float:
     return round(1e3 * sum(part.seconds for part in step.parts if part.name == kind), 1)
 
 
 kinds = ("linear", "elementwise", "prefill_attention", "decode_attention", "lm_head", "overhead")
-steps = {"decodes": step_of(0, 10), "chunk": step_of(1000, 0), "mixed": step_of(1000, 10)}
 Table(
     [
         {
@@ -237,8 +240,8 @@ print(f"ten decodes added {extra * 1e3:.1f} ms to the chunk; alone they take "
 # mixing saves is not idle bandwidth but a second reading of the weights.
 #
 # Chunks alone would not do. `alternating` cuts the same chunks, but a step holds either chunks or
-# decodes. **Predict** its longest gap and its newcomer's first token, between the other two or
-# not?
+# decodes. **Predict**: will its longest gap lie between those of the other two? And its newcomer's
+# first token?
 
 # %%
 three = mc.compare(
@@ -329,7 +332,7 @@ except NotImplementedError:
 
 # %%
 llm = mc.LLM("smollm2-135m", dtype="float32", quiet=True)
-prompt_tokens, answer = (128, 16) if is_fast() else (512, 30)
+prompt_tokens, answer = (64, 12) if is_fast() else (512, 30)
 four = [mc.RequestSpec(0.0, mc.PromptShape(8), 8)] * 4
 pace = mc.compare(four, {"pace": {}}, llm=llm).traces["pace"].metrics().itl.p50
 small = mc.workloads.stall_scene(
