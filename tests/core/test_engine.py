@@ -14,6 +14,7 @@ import torch
 from minichunk.core.clock import VirtualClock, WallClock
 from minichunk.core.config import PRESETS, EngineConfig
 from minichunk.core.engine import Engine, QueueFullError, TokenEvent
+from minichunk.core.invariants import check_state
 from minichunk.core.plan import StepCost, StepPlan, StepResult
 from minichunk.core.request import FinishReason, PromptShape, RequestSpec, SamplingParams
 
@@ -370,6 +371,7 @@ def test_an_executor_that_fails_in_the_middle_changes_no_token(
         except RuntimeError:
             failures += 1
             assert engine.scheduler.num_steps == len(engine.trace.steps)
+            check_state(engine.scheduler, engine.requests.values())  # as before the step
     assert failures > 5
     assert not engine.has_unfinished_requests()
     for rid, prompt in prompts.items():

@@ -14,6 +14,7 @@ import pytest
 from minichunk.core import policies
 from minichunk.core.diff import diff_traces
 from minichunk.core.engine import Engine
+from minichunk.core.invariants import check_state
 from minichunk.core.plan import Offer, StepPlan
 from minichunk.core.policies import PolicyError, policy, resolve_policy
 from minichunk.core.trace import Trace
@@ -384,6 +385,7 @@ def test_a_bad_policy_gets_an_error_that_names_it_and_costs_nobody_a_token(
         with pytest.raises(PolicyError, match=what) as caught:
             engine.step()
         assert mistake.__name__ in str(caught.value)
+        check_state(engine.scheduler, engine.requests.values())
     engine.scheduler.policy = resolve_policy("decode-first")
     events += drain(engine)
     for rid, prompt in prompts.items():
