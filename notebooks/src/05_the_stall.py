@@ -320,8 +320,9 @@ for stall in real.stalls():
 real.timeline()
 
 # %% [markdown]
-# The picture is the A100's: four lanes stop together and go on together. The clock is another and
-# the scheduler is the same, to the line of code.
+# On a CPU the picture is the A100's: four lanes stop together and go on together. (A fast GPU
+# computes this prompt for a model this small in a few steps' time: the stall is there, but short.)
+# The clock is another one; the scheduler is the same, to the line of code.
 #
 # ## Which figure shows it?
 #
