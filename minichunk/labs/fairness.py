@@ -85,6 +85,25 @@ def widest_gap(trace: Trace, **weights: float) -> float:
     return widest
 
 
+def slowdowns(trace: Trace, **simulated: Any) -> dict[str, list[float]]:
+    """By tenant: each request's latency over its latency alone on the same simulated GPU.
+
+    `simulated` are the arguments of `simulate`. The reference does not depend on the schedule, so
+    runs under different policies and orders can be compared.
+    """
+    alone: dict[tuple[int, int], float] = {}
+    result: dict[str, list[float]] = {}
+    for record in trace.requests.values():
+        key = (record.prompt_tokens, record.max_tokens)
+        if key not in alone:
+            spec = RequestSpec(0.0, PromptShape(record.prompt_tokens), record.max_tokens)
+            alone[key] = simulate([spec], **simulated).metrics().duration
+        if record.finish_time is not None:
+            latency = record.finish_time - record.arrival
+            result.setdefault(record.tenant, []).append(latency / alone[key])
+    return result
+
+
 # The checks ----------------------------------------------------------------------------------
 
 

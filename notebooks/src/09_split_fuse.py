@@ -56,6 +56,15 @@ print(inspect.getsource(mc.policies.split_fuse.function))
 # And if 200 tokens of context weigh as much as one token?
 
 
+# %% [markdown]
+# ## Exercise 1: compose a step (10 minutes, easy)
+#
+# Write `fuse_step`, the chunk of each prompt in one step. `contexts` are the decodes' context
+# lengths, `prompts` the uncomputed tokens of the prompts in order. Chunks are whole tokens, weights
+# need not be. If the decodes alone exceed the target, prompts get nothing; if there are no decodes,
+# the first prompt gets at least one token.
+
+
 # %%
 # Exercise fuse-step (10 minutes, easy)
 def fuse_step(target, contexts: list, prompts: list, context_per_token: float) -> list:
@@ -67,11 +76,6 @@ def fuse_step(target, contexts: list, prompts: list, context_per_token: float) -
 check.fuse_step(fuse_step)
 
 # %% [markdown]
-# Exercise 1 (10 minutes, easy): write the function above. `contexts` are the decodes' context
-# lengths, `prompts` the uncomputed tokens of the prompts in order. Chunks are whole tokens, weights
-# need not be. If the decodes alone exceed the target, prompts get nothing; if there are no decodes,
-# the first prompt gets at least one token.
-#
 # <details><summary>Hint</summary>
 #
 # Subtract the decodes' weights from the target. Then go through the prompts: each gets the smaller
@@ -227,11 +231,12 @@ Table(
 # they are light. The H100 has three times the arithmetic of the A100 and not twice its bandwidth,
 # so context weighs more there.
 #
-# Exercise 2 (10 minutes, medium): derive the number from a data sheet. Write
-# `context_per_token(shape, gpu)`: how many tokens of context take as long to read, at
-# `gpu.peak_bandwidth` (bytes/s), as one token's matrix products take at `gpu.peak_flops`? Use
-# `shape.linear_params` (parameters of all layers' matrices) and `shape.kv_bytes_per_token` (of all
-# layers).
+# ## Exercise 2: what a token weighs (10 minutes, medium)
+#
+# Derive the number from a data sheet. Write `context_per_token(shape, gpu)`: how many tokens of
+# context take as long to read, at `gpu.peak_bandwidth` (bytes/s), as one token's matrix products
+# take at `gpu.peak_flops`? Use `shape.linear_params` (parameters of all layers' matrices) and
+# `shape.kv_bytes_per_token` (of all layers).
 
 
 # %%
@@ -344,20 +349,34 @@ Table([row for promise in (0.060, 0.100, 0.150) for row in verdict(points, promi
 #   number of prompts. But look at the *median* TTFT of the mixture:
 
 # %%
-rows = []
-for family in FAMILIES:
-    p = best(points["mixture", family], 0.100)
-    rows.append({"family": family, "size": p["size"] if p else "none",
-                 "TTFT p50": f"{p['median']:.2f} s" if p else "cannot",
-                 "TTFT p99": f"{p['ttft']:.2f} s" if p else "cannot"})  # fmt: skip
-Table(rows)
+HELD = dict(max_num_batched_tokens=512, max_long_partial_prefills=2, long_prefill_threshold=256)
+
+
+def median_row(name: str, knobs: dict) -> dict:
+    metrics = mc.simulate(WORKLOADS["mixture"], **knobs, **A100).metrics()
+    return {
+        "schedule": name,
+        "TTFT p50": f"{metrics.ttft.p50:.2f} s",
+        "TTFT p99": f"{metrics.ttft.p99:.2f} s",
+        "P99 gap": f"{metrics.itl.p99 * 1e3:.0f} ms",
+    }
+
+
+bests = {family: best(points["mixture", family], 0.100) for family in FAMILIES}
+rows = [
+    median_row(f"{family}, {p['size']}", FAMILIES[family](p["size"]))
+    for family, p in bests.items()
+    if p
+]
+Table([*rows, median_row("tokens, 512, long prompts held", HELD)])
 
 # %% [markdown]
 # Which family has the lowest median? A fused step fills itself first come, first served: a document
 # at the head takes the whole budget, step after step, and short prompts queue behind it. A chunk
-# *per prompt* lets short ones through in the same step. (In vLLM's terms:
-# `max_num_partial_prefills` and `long_prefill_token_threshold` give a token budget the same
-# property; in minichunk: `max_long_partial_prefills` and `long_prefill_threshold`.)
+# *per prompt* lets short ones through in the same step. The last row gives a token budget the same
+# property: of prompts above 256 tokens (`long_prefill_threshold`) at most two are partial at a time
+# (`max_long_partial_prefills`), and while others wait each gets 256 tokens per step. vLLM has both
+# knobs, as `--max-long-partial-prefills` and `--long-prefill-token-threshold`.
 
 # %% [markdown]
 # ## Where exact sizes pay: tiles
@@ -399,9 +418,9 @@ for label, data in (("smooth costs", points), ("tiles of 128", tiled)):
 # A multiple above 1 means that "fused, tokens" starts streams earlier than the other family. Read
 # it twice, and compare with your predictions:
 #
-# - Against one static chunk. In our run the two are about even where costs are smooth, and
-#   FastGen's rule is well ahead where tiles count: its steps fill them, the static chunk's spill
-#   over.
+# - Against one static chunk. In our run the two are about even where costs are smooth. With tiles
+#   FastGen's rule is well ahead on documents and on the mixture: its steps fill the tiles, those of
+#   the static chunk spill over.
 # - Against the weighted rule. In our run the weighted rule is ahead on the mixture only, where the
 #   decodes of a few documents are heavy and come and go; equal tokens are then not equal work. With
 #   contexts that are alike, weighing them merely shifts the size that you should have chosen, and
@@ -456,12 +475,14 @@ Table(rows)
 # The weighted rule needs to know what a token of context costs on this GPU. There is another way to
 # be dynamic: *look at how long the last step took.*
 #
-# Exercise 3 (20 minutes, hard): write a policy `feedback(view, limit)` whose mixed steps take about
-# `limit` seconds, on any GPU. Decodes go first. `view.now` is the time at which this step begins;
-# `view.state` is a dict that survives from step to step; `view.last_plan` is the plan of the step
-# before (None at first) with its `num_prefill_tokens`. The check runs it on three GPUs with three
-# limits: after it has learnt, at most 5% of the mixed steps may take longer than 1.3 limits, and
-# the median must reach 0.7 limits.
+# ## Exercise 3: a budget that finds itself (20 minutes, hard)
+#
+# Write a policy `feedback(view, limit)` whose mixed steps take about `limit` seconds, on any GPU.
+# Decodes go first. `view.now` is the time at which this step begins; `view.state` is a dict that
+# survives from step to step; `view.last_plan` is the plan of the step before (None at first) with
+# its `num_prefill_tokens`. The check runs it on three GPUs with three limits: after it has learnt,
+# at most 5% of the mixed steps may take longer than 1.3 limits, and the median must reach 0.7
+# limits.
 
 
 # %%

@@ -28,7 +28,7 @@ import minichunk as mc
 from minichunk.compare import Table
 from minichunk.core.metrics import jain_index as jain
 from minichunk.labs import check, groups
-from minichunk.labs.fairness import at, contested, service, widest_gap
+from minichunk.labs.fairness import at, contested, service, slowdowns, widest_gap
 from minichunk.labs.result import is_fast
 from minichunk.viz.figures import fairness_figure
 from minichunk.workloads import Lengths, multi_tenant, poisson
@@ -394,25 +394,11 @@ check.jain_index(jain_index)
 
 
 # %%
-def alone(record) -> float:
-    """Seconds that this request would take on an idle GPU, by two simulated lengths of output."""
-    key = (record.prompt_tokens, record.max_tokens)
-    if key not in seen:
-        spec = mc.RequestSpec(0.0, mc.PromptShape(record.prompt_tokens), record.max_tokens)
-        seen[key] = mc.simulate([spec], **A100).metrics().duration
-    return seen[key]
-
-
-seen: dict = {}
 rows = []
 for order, trace in flooded.items():
     served = [at(curve, contested(trace)[1]) for curve in service(trace).values()]
-    figures = groups.split(trace)
-    waits = [mean(r.queue_time for r in members) for members in figures.values()]
-    slow = [
-        mean(r.latency / alone(trace.requests[r.request_id]) for r in members)
-        for members in figures.values()
-    ]
+    waits = [mean(r.queue_time for r in members) for members in groups.split(trace).values()]
+    slow = [mean(values) for values in slowdowns(trace, **A100).values()]
     indices = {"service": jain(served), "waiting": jain(waits), "slowdown": jain(slow)}
     rows.append({"order": order, **{name: f"{value:.2f}" for name, value in indices.items()}})
 Table(rows)
@@ -437,28 +423,28 @@ Table(rows)
 shorts = poisson(4, int(60 * scale), prompt=Lengths(200, p90=400), output=100, seed=1)
 longs = poisson(0.4, max(2, int(8 * scale)), prompt=8000, output=50, seed=2)
 mixture = multi_tenant({"short": shorts, "long": longs})
-rows = []
-for name, knobs in {
-    "whole prompts": dict(policy="continuous"),
-    "chunks of 512": dict(policy="decode-first", chunk_size=512),
-}.items():
+
+
+def slowdown_row(name: str, **knobs) -> dict:
     trace = mc.simulate(mixture, **{**A100, **knobs})
-    slow = {
-        tenant: [r.latency / alone(trace.requests[r.request_id]) for r in members]
-        for tenant, members in groups.split(trace).items()
+    slow = slowdowns(trace, **A100)
+    return {
+        "schedule": name,
+        "short: mean slowdown": f"{mean(slow['short']):.2f}",
+        "short: worst": f"{max(slow['short']):.2f}",
+        "long: mean": f"{mean(slow['long']):.2f}",
+        "Jain index of all": f"{jain(slow['short'] + slow['long']):.3f}",
+        "longest gap": f"{trace.metrics().itl.max * 1e3:.0f} ms",
     }
-    everybody = slow["short"] + slow["long"]
-    rows.append(
-        {
-            "schedule": name,
-            "short: mean slowdown": f"{mean(slow['short']):.2f}",
-            "short: worst": f"{max(slow['short']):.2f}",
-            "long: mean": f"{mean(slow['long']):.2f}",
-            "Jain index": f"{jain(everybody):.3f}",
-            "longest gap": f"{trace.metrics().itl.max * 1e3:.0f} ms",
-        }
-    )
-Table(rows)
+
+
+# %%
+Table(
+    [
+        slowdown_row("whole prompts", policy="continuous"),
+        slowdown_row("chunks of 512", policy="decode-first", chunk_size=512),
+    ]
+)
 
 # %% [markdown]
 # Compare the size of the effects. Slowdown is about *completion*: a stall of half a second matters
