@@ -104,7 +104,7 @@ class LLM:
         self.model_config = resolved.config
         self.tokenizer = resolved.tokenizer
         self._memory_fraction = memory_fraction
-        self._counter = StepCounter(shape_of(resolved))
+        self._counter = StepCounter(shape_of(resolved), element_size=self.executor.dtype.itemsize)
         self._wanted = wanted
         self._pool_tokens: int | None = None  # what memory allows, found out when first needed
         self.engine = self.new_engine()

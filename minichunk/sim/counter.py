@@ -57,11 +57,13 @@ class StepCounter:
 
     Pass it to the engine as `annotate=`: `counter(plan)` is a `StepCost` without a decode floor.
     Every weight is read once per step, activations move between memory and kernel once per
-    product, and attention reads each chunk's keys and values once.
+    product, and attention reads each chunk's keys and values once. `element_size` is in bytes: 4
+    for a model that runs in float32.
     """
 
-    def __init__(self, model: str | ModelShape) -> None:
+    def __init__(self, model: str | ModelShape, *, element_size: int = BYTES_PER_ELEMENT) -> None:
         self.shape = get_shape(model)
+        self.element_size = element_size
         # Elements of one token's activations that the small kernels of a layer read and write:
         # two normalisations, rotary embedding of queries and keys, activation, residual sum.
         shape = self.shape
@@ -90,11 +92,11 @@ class StepCounter:
         """The matrix products of all layers for `rows` tokens."""
         flops = 2.0 * rows * self.shape.linear_params
         size = sum(m + rows * (a + b) for m, a, b in self._products()) * self.shape.num_layers
-        return Part("linear", flops, float(BYTES_PER_ELEMENT * size))
+        return Part("linear", flops, float(self.element_size * size))
 
     def elementwise(self, rows: int) -> Part:
         size = rows * self.elementwise_size * self.shape.num_layers
-        return Part("elementwise", float(size), float(BYTES_PER_ELEMENT * size))
+        return Part("elementwise", float(size), float(self.element_size * size))
 
     def prefill_attention(self, load: StepLoad) -> Part:
         """Attention of each chunk over its prefix and, causally, over itself."""
@@ -120,7 +122,7 @@ class StepCounter:
             return Part("lm_head", 0.0, 0.0)
         weights = self.shape.hidden_size * self.shape.vocab_size
         size = weights + rows * (self.shape.hidden_size + self.shape.vocab_size)
-        return Part("lm_head", 2.0 * rows * weights, float(BYTES_PER_ELEMENT * size))
+        return Part("lm_head", 2.0 * rows * weights, float(self.element_size * size))
 
     def _products(self) -> list[tuple[int, int, int]]:
         return [(a * b, a, b) for _, a, b in self.shape.matrices]
@@ -128,5 +130,6 @@ class StepCounter:
     def _attention_bytes(self, context: int, rows: int) -> float:
         """Keys and values read, those of the new rows written, queries read, outputs written."""
         shape = self.shape
-        queries = 2.0 * rows * shape.query_size * shape.num_layers * BYTES_PER_ELEMENT
-        return float(context + rows) * shape.kv_bytes_per_token + queries
+        queries = 2.0 * rows * shape.query_size
+        keys_and_values = 2.0 * (context + rows) * shape.kv_size
+        return (queries + keys_and_values) * shape.num_layers * self.element_size

@@ -76,3 +76,10 @@ def test_decodes_that_ride_on_a_chunk_read_the_weights_once():
     saved = counter(chunk).bytes + counter(decodes).bytes - counter(mixed).bytes
     assert saved == pytest.approx(2 * (shape.linear_params + 4096 * 32000))
     assert counter(mixed).flops == pytest.approx(counter(chunk).flops + counter(decodes).flops)
+
+
+def test_a_model_in_float32_moves_twice_the_bytes(rng):
+    plan = random_plan(rng)
+    half, full = StepCounter("llama-3-8b")(plan), StepCounter("llama-3-8b", element_size=4)(plan)
+    assert full.bytes == pytest.approx(2 * half.bytes)
+    assert full.flops == half.flops
