@@ -127,41 +127,56 @@ let instances = 0;
 
 // ── 3. The indexed trace ─────────────────────────────────────────────────────────────────────────
 
-/** Segments of all lanes in one set of arrays; lane i is [offsets[i], offsets[i + 1]), by time. */
-function laneSegments(rows, lanes) {
-  const buckets = Array.from({ length: lanes }, () => []),
-    n = rows.length;
-  for (const row of rows) buckets[row[0]].push(row);
-  const out = {
-    start: new Float64Array(n),
-    stop: new Float64Array(n),
-    kind: new Uint8Array(n),
-    row: new Int32Array(n),
-    offsets: new Int32Array(lanes + 1),
-  };
-  let i = 0;
-  buckets.forEach((bucket, lane) => {
-    // Rows mostly come in the order of time already, which makes this sort cheap.
-    bucket.sort((a, b) => a[1] - b[1]);
-    for (const row of bucket) {
-      [, out.start[i], out.stop[i], out.kind[i], out.row[i]] = row;
-      i++;
+/** Segments as they are found, column by column: a hundred thousand small arrays would be slow. */
+class Segments {
+  constructor() {
+    Object.assign(this, { lane: [], start: [], stop: [], kind: [], row: [] });
+  }
+  add(lane, start, stop, kind, row) {
+    this.lane.push(lane);
+    this.start.push(start);
+    this.stop.push(stop);
+    this.kind.push(kind);
+    this.row.push(row);
+  }
+  /** The same by lane and time: lane i is [offsets[i], offsets[i + 1]). A counting sort. */
+  byLane(lanes) {
+    const n = this.lane.length,
+      offsets = new Int32Array(lanes + 1),
+      order = new Int32Array(n);
+    for (let i = 0; i < n; i++) offsets[this.lane[i] + 1]++;
+    for (let lane = 0; lane < lanes; lane++) offsets[lane + 1] += offsets[lane];
+    const next = offsets.slice();
+    for (let i = 0; i < n; i++) order[next[this.lane[i]]++] = i;
+    for (let lane = 0; lane < lanes; lane++) {
+      const mine = order.subarray(offsets[lane], offsets[lane + 1]);
+      // Rows mostly come in the order of time already.
+      const sorted = mine.every((i, k) => !k || this.start[mine[k - 1]] <= this.start[i]);
+      if (!sorted) mine.sort((i, j) => this.start[i] - this.start[j]);
     }
-    out.offsets[lane + 1] = i;
-  });
-  return out;
+    const pick = (Kind, column) => Kind.from(order, (i) => column[i]);
+    return {
+      start: pick(Float64Array, this.start),
+      stop: pick(Float64Array, this.stop),
+      kind: pick(Uint8Array, this.kind),
+      row: pick(Int32Array, this.row),
+      offsets,
+    };
+  }
 }
 
 /** A pane's columns plus what drawing asks again and again. */
 function indexPane(columns) {
   const { requests, steps, spans, events, stalls, gaps } = columns;
   const count = requests.id.length,
-    work = [],
-    waits = [],
-    excess = [];
+    work = new Segments(),
+    waits = new Segments(),
+    excess = new Segments();
   spans.request.forEach((request, i) => {
-    const row = [request, steps.start[spans.first[i]], steps.end[spans.last[i]]];
-    (spans.prefill[i] ? waits : work).push([...row, spans.prefill[i] ? PREFILL : DECODE, i]);
+    const begin = steps.start[spans.first[i]],
+      end = steps.end[spans.last[i]];
+    if (spans.prefill[i]) waits.add(request, begin, end, PREFILL, i);
+    else work.add(request, begin, end, DECODE, i);
   });
   const lastTime = steps.end.length ? steps.end[steps.end.length - 1] : 0;
   const since = requests.arrival.map((time) => [time, QUEUED]),
@@ -172,24 +187,26 @@ function indexPane(columns) {
     if (kind === "preempt") since[request] = [time, PREEMPTED];
     if (["admit", "resume", "cancel", "timeout", "finish"].includes(kind) && since[request]) {
       const [start, state] = since[request];
-      if (time > start) (state === QUEUED ? work : waits).push([request, start, time, state, i]);
+      if (time > start) (state === QUEUED ? work : waits).add(request, start, time, state, i);
       if (state === QUEUED) first[request] = time;
       since[request] = null;
     }
   });
   since.forEach((open, request) => {
     if (open && lastTime > open[0]) {
-      (open[1] === QUEUED ? work : waits).push([request, open[0], lastTime, open[1], -1]);
+      (open[1] === QUEUED ? work : waits).add(request, open[0], lastTime, open[1], -1);
     }
   });
-  const stalled = new Set(stalls.request.map((request, i) => `${request}:${stalls.token[i]}`));
+  const key = (request, token) => request * 2 ** 32 + token;
+  const stalled = new Set(stalls.request.map((request, i) => key(request, stalls.token[i])));
   gaps.request.forEach((request, i) => {
-    if (stalled.has(`${request}:${gaps.token[i]}`)) return;
-    excess.push([request, gaps.start[i], gaps.start[i] + gaps.excess[i], INTERFERENCE, i]);
+    if (stalled.has(key(request, gaps.token[i]))) return;
+    const end = gaps.start[i] + gaps.excess[i];
+    excess.add(request, gaps.start[i], end, INTERFERENCE, i);
   });
-  stalls.request.forEach((request, i) =>
-    excess.push([request, stalls.start[i], stalls.start[i] + stalls.excess[i], STALL, i]),
-  );
+  stalls.request.forEach((request, i) => {
+    excess.add(request, stalls.start[i], stalls.start[i] + stalls.excess[i], STALL, i);
+  });
   const byTime = stalls.start.map((_, i) => i).sort((a, b) => stalls.start[a] - stalls.start[b]);
   const finish = requests.finish.map((time, i) => time ?? Math.max(lastTime, requests.arrival[i]));
   return {
@@ -197,9 +214,9 @@ function indexPane(columns) {
     count,
     first,
     finish,
-    base: laneSegments(work, count),
-    excess: laneSegments(excess, count),
-    front: laneSegments(waits, count),
+    base: work.byLane(count),
+    excess: excess.byLane(count),
+    front: waits.byLane(count),
     stallOrder: byTime,
     start: Math.min(...requests.arrival.slice(0, 1), ...steps.start.slice(0, 1)),
     end: finish.reduce((a, b) => Math.max(a, b), lastTime),
