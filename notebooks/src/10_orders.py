@@ -56,10 +56,12 @@ print(inspect.getsource(mc.orders.Priority))
 # **Predict**: how can a key that never changes express that a request becomes more urgent while it
 # waits?
 #
-# Exercise 1 (10 minutes, medium): write `aged_key(priority, arrival, ageing_seconds)`. Lower
-# priority values go first; `ageing_seconds` of waiting are worth one level. At any moment the order
-# must be that of priority − waited / ageing_seconds; among equals in that and in priority, the one
-# that came first. `ageing_seconds` may be infinite.
+# ## Exercise 1: a key that ages (10 minutes, medium)
+#
+# Write `aged_key(priority, arrival, ageing_seconds)`. Lower priority values go first;
+# `ageing_seconds` of waiting are worth one level. At any moment the order must be that of priority
+# − waited / ageing_seconds; among equals in that and in priority, the one that came first.
+# `ageing_seconds` may be infinite.
 
 
 # %%
@@ -201,6 +203,7 @@ def latencies(workload: list, order: str) -> tuple[float, float]:
     return mean(r.latency for r in requests), max(r.latency for r in requests)
 
 
+# %%
 rows = []
 for rho in tqdm((0.8, 0.0, -0.8)):
     workload = correlated(rho, int(200 * scale))
@@ -224,7 +227,7 @@ Table(rows)
 # and notebook 13 computes the coefficient.
 
 # %% [markdown]
-# Exercise 2 (15 minutes, medium): predict from the past instead.
+# ## Exercise 2: predict from the past (15 minutes, medium)
 #
 # Write a class with `predict(request) -> float` and `learn(request)`. `learn` is called once for
 # each request that has ended (`len(request.output_token_ids)` is its answer's length); `predict`
@@ -292,25 +295,28 @@ check.length_predictor(LengthPredictor)
 writers = mc.workloads.poisson(
     8, int(120 * scale), prompt=Lengths(300, p90=800), output=Lengths(300, p90=800), seed=5
 )
-rows = []
-for name, order in {
+
+
+def memory_row(name: str, order: str) -> dict:
+    m = mc.simulate(writers, order=order, num_blocks=800, **A100).metrics()
+    return {
+        "order": name,
+        "preemptions": m.num_preemptions,
+        "computed again": m.recomputed_tokens,
+        "longest gap": f"{m.itl.max:.2f} s",
+        "mean latency": f"{mean(r.latency for r in m.requests.values()):.1f} s",
+        "all done": f"{m.duration:.1f} s",
+    }
+
+
+# %%
+RESERVING = {
     "fcfs": "fcfs",
     "shortest, true": "shortest",
     "shortest, true, reserved": "shortest(reserve=True)",
     "shortest, by prompt, reserved": "shortest(predictor='prompt-length', reserve=True)",
-}.items():
-    m = mc.simulate(writers, order=order, num_blocks=800, **A100).metrics()
-    rows.append(
-        {
-            "order": name,
-            "preemptions": m.num_preemptions,
-            "computed again": m.recomputed_tokens,
-            "longest gap": f"{m.itl.max:.2f} s",
-            "mean latency": f"{mean(r.latency for r in m.requests.values()):.1f} s",
-            "all done": f"{m.duration:.1f} s",
-        }
-    )
-Table(rows)
+}
+Table([memory_row(name, order) for name, order in RESERVING.items()])
 
 # %% [markdown]
 # Reservation is not free, and the table says for whom. With a true prediction nobody is preempted
@@ -361,6 +367,7 @@ def account(name: str, trace: mc.Trace) -> dict:
     }
 
 
+# %%
 ignorant = serve()
 attentive = serve(timeout=PATIENCE)
 Table(
@@ -388,7 +395,7 @@ ax.set(xlabel="time (s)", ylabel="used blocks")
 _ = ax.legend()
 
 # %% [markdown]
-# Exercise 3 (15 minutes, medium): write the loop of an attentive server.
+# ## Exercise 3: an attentive server (15 minutes, medium)
 #
 # `serve_until_they_leave(engine, leaves_at)`: drive the engine until nothing is unfinished.
 # `leaves_at` maps some request ids to the time at which their client leaves. Cancel each of these
@@ -434,12 +441,12 @@ check.serve_until_they_leave(serve_until_they_leave)
 #
 # The same engine on real weights. `llm.stream` is a generator; a reader who stops early closes it,
 # and closing it cancels the request. **Predict**: how many blocks of 16 tokens are in use
-# after the thirtieth token, and after the reader has left?
+# after the sixteenth token, and after the reader has left?
 
 # %%
 llm = mc.LLM("smollm2-135m", max_num_batched_tokens=64, quiet=True)
 stream = llm.stream("Once upon a time", mc.SamplingParams(max_tokens=200, temperature=0.0))
-print("".join(next(stream).text for _ in range(30)), "…")
+print("".join(next(stream).text for _ in range(16)), "…")
 pool = llm.engine.scheduler.pool
 print(f"while it streams: {pool.num_used} blocks used")
 stream.close()
