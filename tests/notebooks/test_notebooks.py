@@ -11,7 +11,8 @@ import pytest
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 _spec = importlib.util.spec_from_file_location("notebooks_build", NOTEBOOKS / "build.py")
-assert _spec is not None and _spec.loader is not None
+assert _spec is not None
+assert _spec.loader is not None
 build = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(build)
 
