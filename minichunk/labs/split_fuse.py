@@ -116,7 +116,7 @@ LEAST_USED = 0.7  # and the median step must use this much of the limit
 @exercise("feedback-policy")
 def feedback_policy(answer: Callable[..., Any]) -> str:
     """`answer(view, limit)`: a policy whose mixed steps take about `limit` seconds on any GPU."""
-    rng = random.Random()
+    rng, seen = random.Random(), []
     for gpu, model, low, high in (
         ("a100-80g-sxm", "llama-3-8b", 0.050, 0.070),
         ("a10g", "llama-3-8b", 0.120, 0.150),
@@ -132,7 +132,12 @@ def feedback_policy(answer: Callable[..., Any]) -> str:
             num_blocks=10_000,
         )
         _judge(trace, limit, f"{model} on {gpu}")
-    return "three GPUs, three limits, and nobody told your policy how fast they are"
+        longest = max(s.duration for s in trace.steps if s.prefill_tokens and s.decode_tokens)
+        seen.append(f"{gpu}: limit {limit * 1e3:.0f} ms, longest step {longest * 1e3:.0f} ms")
+    return (
+        "three GPUs, three limits, and nobody told your policy how fast they are "
+        f"({'; '.join(seen)})"
+    )
 
 
 def _judge(trace: Trace, limit: float, where: str) -> None:
