@@ -21,6 +21,12 @@ from minichunk.labs.mixing import prefill_steps as prefill_steps
 from minichunk.labs.orders import aged_key as aged_key
 from minichunk.labs.orders import length_predictor as length_predictor
 from minichunk.labs.orders import serve_until_they_leave as serve_until_they_leave
+from minichunk.labs.paging import new_blocks as new_blocks
+from minichunk.labs.paging import prefix_hits as prefix_hits
+from minichunk.labs.paging import slot_mapping as slot_mapping
+from minichunk.labs.phases import decode_intensity as decode_intensity
+from minichunk.labs.phases import time_by_phase as time_by_phase
+from minichunk.labs.phases import tokens_to_ridge as tokens_to_ridge
 from minichunk.labs.split_fuse import context_per_token as context_per_token
 from minichunk.labs.split_fuse import feedback_policy as feedback_policy
 from minichunk.labs.split_fuse import fuse_step as fuse_step
