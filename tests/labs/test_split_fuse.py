@@ -102,8 +102,7 @@ def _fill_step(view, target):
 
 @pytest.mark.parametrize("wrong", [the_usual_budget, aims_at_sixty_milliseconds, only_grows])
 def test_feedback_policy_shows_steps_that_miss_the_limit(wrong) -> None:
-    for _ in range(3):
-        result = check.feedback_policy(wrong)
-        assert result.status == "wrong"
-        assert "limit" in result.message
-        assert result.picture is not None
+    result = check.feedback_policy(wrong)
+    assert result.status == "wrong"
+    assert "limit" in result.message
+    assert result.picture is not None
