@@ -332,7 +332,7 @@ except NotImplementedError:
 
 # %%
 llm = mc.LLM("smollm2-135m", dtype="float32", quiet=True)
-prompt_tokens, answer = (64, 12) if is_fast() else (512, 30)
+prompt_tokens, answer = (32, 10) if is_fast() else (512, 30)
 four = [mc.RequestSpec(0.0, mc.PromptShape(8), 8)] * 4
 pace = mc.compare(four, {"pace": {}}, llm=llm).traces["pace"].metrics().itl.p50
 small = mc.workloads.stall_scene(
