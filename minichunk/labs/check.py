@@ -12,9 +12,16 @@ from minichunk.labs.chunking import decode_first_policy as decode_first_policy
 from minichunk.labs.chunking import find_stalls as find_stalls
 from minichunk.labs.chunking import prefill_flops as prefill_flops
 from minichunk.labs.chunking import split_gap as split_gap
+from minichunk.labs.design import better_design as better_design
+from minichunk.labs.design import kept_promise as kept_promise
+from minichunk.labs.design import my_order as my_order
+from minichunk.labs.design import my_policy as my_policy
 from minichunk.labs.fairness import jain_index as jain_index
 from minichunk.labs.fairness import token_counters as token_counters
 from minichunk.labs.fairness import weighted_fair as weighted_fair
+from minichunk.labs.kernels import gather_keys as gather_keys
+from minichunk.labs.kernels import online_softmax as online_softmax
+from minichunk.labs.kernels import tile_of_program as tile_of_program
 from minichunk.labs.mixing import capped_policy as capped_policy
 from minichunk.labs.mixing import choose_preset as choose_preset
 from minichunk.labs.mixing import prefill_steps as prefill_steps
@@ -30,3 +37,6 @@ from minichunk.labs.phases import tokens_to_ridge as tokens_to_ridge
 from minichunk.labs.split_fuse import context_per_token as context_per_token
 from minichunk.labs.split_fuse import feedback_policy as feedback_policy
 from minichunk.labs.split_fuse import fuse_step as fuse_step
+from minichunk.labs.trial import judge as judge
+from minichunk.labs.trial import keeps_rate as keeps_rate
+from minichunk.labs.trial import rank_correlation as rank_correlation
