@@ -22,7 +22,7 @@ from minichunk.core.trace import RequestRecord, Trace
 from minichunk.model.config import check_sliding_window
 from minichunk.model.detokenize import StopStrings, TextStream
 from minichunk.model.errors import ModelError as ModelError
-from minichunk.model.loading import load_executor
+from minichunk.model.loading import describe_device, load_executor
 from minichunk.model.memory import default_num_blocks
 from minichunk.model.outputs import (
     LogitGap,
@@ -143,6 +143,7 @@ class LLM:
                 "model": self.model_name,
                 "model_origin": self.model_origin,
                 "device": str(self.executor.device),
+                "device_name": describe_device(self.executor.device),
                 "dtype": str(self.executor.dtype).removeprefix("torch."),
                 "backend": self.executor.backend,
             },

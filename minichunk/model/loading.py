@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import re
+from pathlib import Path
+
 import torch
 
 from minichunk.kernels.backend import choose_backend
@@ -61,6 +65,19 @@ def choose_device(device: str) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ModelError(f"device={device!r}, but torch sees no GPU here; use device='cpu'")
     return chosen
+
+
+def describe_device(device: torch.device) -> str:
+    """What a person would call it: the card's name, or the processor's and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        name = found[1].strip() if found else name
+    threads = torch.get_num_threads()
+    return f"CPU ({name}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def choose_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from minichunk.llm import LLM
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError
-from minichunk.model.loading import backend_for, choose_device, choose_dtype
+from minichunk.model.loading import backend_for, choose_device, choose_dtype, describe_device
 
 from .tiny import ARCHITECTURES, SIZES, config_of
 
@@ -117,3 +117,9 @@ def test_old_gpus_get_float16_and_torch(monkeypatch: pytest.MonkeyPatch) -> None
         backend_for("torch", old, torch.bfloat16)
     assert choose_dtype("auto", new) is torch.bfloat16
     assert backend_for("auto", new, torch.bfloat16) in ("triton", "torch")  # torch: no Triton here
+
+
+def test_a_measured_trace_names_the_processor_and_its_threads():
+    name = describe_device(torch.device("cpu"))
+    assert name.startswith("CPU (")
+    assert f"{torch.get_num_threads()} thread" in name
