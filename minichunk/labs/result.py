@@ -70,9 +70,7 @@ def exercise(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]
             try:
                 result = CheckResult(name, "passed", check(*args, **kwargs))
             except NotImplementedError:
-                result = CheckResult(
-                    name, "not written", "write the cell above, then run this"
-                )
+                result = CheckResult(name, "not written", "write the cell above, then run this")
             except Wrong as wrong:
                 result = CheckResult(name, "wrong", str(wrong), wrong.picture)
             except Exception as error:
