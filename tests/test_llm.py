@@ -7,7 +7,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from minichunk.core.request import SamplingParams
@@ -57,6 +59,17 @@ def test_one_prompt_or_many(llm: LLM) -> None:
     assert len(llm.generate([3, 4], GREEDY)) == 1
     assert len(llm.generate(["a", "b"], GREEDY)) == 2
     assert llm.generate([], GREEDY) == []
+
+
+def test_arrays_and_tensors_are_prompts_as_lists_are(llm: LLM) -> None:
+    expected = llm.generate([3, 4, 5], GREEDY)[0].token_ids
+    for one in (np.array([3, 4, 5]), torch.tensor([3, 4, 5]), list(np.array([3, 4, 5]))):
+        assert [output.token_ids for output in llm.generate(one, GREEDY)] == [expected]
+        many = llm.generate([one, one], GREEDY)
+        assert [output.token_ids for output in many] == [expected, expected]
+    for wrong in (None, 5, [None], [1.5]):
+        with pytest.raises(ValueError, match="prompt"):
+            llm.generate(wrong, GREEDY)
 
 
 def test_each_prompt_can_have_its_own_parameters(llm: LLM) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Integral
 from typing import Any
 
 from minichunk.core.orders import Order
 from minichunk.core.policies import Policy
+from minichunk.core.request import whole_number
 
 PRESETS: dict[str, dict[str, Any]] = {
     "chat": {"policy": "decode-first", "max_num_batched_tokens": 512},
@@ -49,8 +51,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number, at least 1")
+            object.__setattr__(self, name, int(value))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed))
         if (self.max_long_partial_prefills is None) != (self.long_prefill_threshold is None):
             raise ValueError(
                 f"max_long_partial_prefills={self.max_long_partial_prefills} and "

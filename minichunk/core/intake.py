@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from operator import index
 from typing import Any
 
 from minichunk.core.config import EngineConfig
 from minichunk.core.kv_cache import BlockPool
-from minichunk.core.request import Prompt, PromptShape, Request
+from minichunk.core.request import Prompt, PromptShape, Request, plain_number
 
 _LARGEST_TOKEN_ID = 2**31 - 1  # where no vocabulary is known
 
@@ -50,12 +51,17 @@ def check_numbers(request: Request) -> None:
     """Refuse times and priorities that cannot be compared, and names that are not text."""
     for name in ("queue_timeout", "timeout"):
         limit = getattr(request, name)
-        if limit is not None and not limit >= 0:
+        if limit is None:
+            continue
+        limit = plain_number(name, limit)
+        if not limit >= 0:
             raise ValueError(f"{name}={limit} must be 0 or more seconds")
+        setattr(request, name, limit)
     for name in ("arrival_time", "priority"):
         value = getattr(request, name)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not isinstance(value, Real) or not math.isfinite(value):
             raise ValueError(f"{name}={value!r} must be a finite number")
+        setattr(request, name, plain_number(name, value))  # the trace is written as JSON
     for name in ("request_id", "tenant"):
         value = getattr(request, name)
         if not isinstance(value, str):

@@ -11,8 +11,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from numbers import Integral, Real
+from typing import Any
 
 from minichunk.core.kv_cache import BlockTable
+
+
+def whole_number(name: str, value: Any) -> int:
+    """The value as a plain int (NumPy's are welcome), or a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name}={value!r} must be a whole number")
+    return int(value)
+
+
+def plain_number(name: str, value: Any) -> float:
+    """The value as a plain int or float (NumPy's are welcome), or a ValueError that names it."""
+    if not isinstance(value, Real):
+        raise ValueError(f"{name}={value!r} must be a number")
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 class RequestStatus(str, Enum):
@@ -52,13 +68,18 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         # A bare string is a sequence of characters: stop="END" must not mean "stop at E, N or D".
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else self._listed("stop")
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop_ids = [whole_number("stop_token_ids", i) for i in self._listed("stop_token_ids")]
+        object.__setattr__(self, "stop_token_ids", tuple(stop_ids))
+        # A number of another kind would fail in the middle of a step, which all share.
+        for name in ("max_tokens", "top_k", "seed"):
+            if name != "seed" or self.seed is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("temperature", "top_p", "min_p"):
+            object.__setattr__(self, name, plain_number(name, getattr(self, name)))
         if any(not isinstance(text, str) or not text for text in stop):
             raise ValueError(f"stop={self.stop!r}: each stop string must be a non-empty string")
-        if isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int):
-            raise ValueError(f"max_tokens={self.max_tokens!r} must be a whole number")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens} must be at least 1")
         if not 0.0 <= self.temperature < math.inf:
@@ -69,6 +90,13 @@ class SamplingParams:
             raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
         if not 0.0 <= self.min_p <= 1.0:
             raise ValueError(f"min_p={self.min_p} must be between 0 and 1")
+
+    def _listed(self, name: str) -> tuple[Any, ...]:
+        values = getattr(self, name)
+        try:
+            return tuple(values.tolist() if hasattr(values, "tolist") else values)
+        except TypeError:
+            raise ValueError(f"{name}={values!r} must be a sequence") from None
 
 
 @dataclass(frozen=True)
@@ -84,6 +112,7 @@ class PromptShape:
     tokens_per_prefix_id: int = 16
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "length", whole_number("length", self.length))
         if self.length < 0 or self.tokens_per_prefix_id < 1:
             raise ValueError(
                 f"a prompt of length={self.length} with tokens_per_prefix_id="

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -58,8 +58,17 @@ class LogitGap(NamedTuple):
 
 def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A text or a sequence of numbers is one prompt; everything else a sequence of prompts."""
-    one = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [cast(Prompt, prompts)] if one else list(cast("Sequence[Prompt]", prompts))
+    if isinstance(prompts, str):
+        return [prompts]
+    given = prompts.tolist() if hasattr(prompts, "tolist") else prompts  # NumPy's, torch's
+    if not isinstance(given, Iterable):
+        raise ValueError(f"the prompts must be text, token ids or a list of them, not {prompts!r}")
+    each = list(given)
+    for prompt in each:
+        if prompt is None or isinstance(prompt, float):
+            raise ValueError(f"{prompt!r} is neither a prompt nor a token id")
+    one = len(each) > 0 and hasattr(each[0], "__index__") and not hasattr(each[0], "__len__")
+    return [cast(Prompt, each)] if one else cast("list[Prompt]", each)
 
 
 def params_for(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from minichunk.core.engine import Engine, QueueFullError, TokenEvent
 from minichunk.core.invariants import check_state
 from minichunk.core.plan import StepCost, StepPlan, StepResult
 from minichunk.core.request import FinishReason, PromptShape, RequestSpec, SamplingParams
+from minichunk.core.trace import Trace
 
 from .fake_executor import (
     VOCAB_SIZE,
@@ -243,6 +245,44 @@ def test_an_impossible_request_is_refused_and_disturbs_nobody(
 def test_max_tokens_below_1_is_refused(max_tokens: Any) -> None:
     with pytest.raises(ValueError, match="max_tokens="):
         SamplingParams(max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": "hot"},
+        {"top_k": 1.5},
+        {"top_k": float("inf")},
+        {"top_p": None},
+        {"seed": "a"},
+        {"stop": None},
+        {"stop": 5},
+        {"stop_token_ids": "ab"},
+        {"stop_token_ids": 5},
+    ],
+)
+def test_parameters_of_another_kind_are_refused_before_a_step_meets_them(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
+        SamplingParams(**wrong)
+
+
+def test_numpy_numbers_are_welcome_and_become_plain(tmp_path: Path) -> None:
+    given = SamplingParams(
+        max_tokens=np.int64(3),
+        temperature=np.float32(0.5),
+        top_k=np.int32(4),
+        seed=np.int64(-5),
+        stop_token_ids=torch.tensor([1, 2]),
+    )
+    assert given == SamplingParams(3, 0.5, top_k=4, seed=-5, stop_token_ids=(1, 2))
+    assert {type(given.seed), type(given.top_k), type(given.stop_token_ids[0])} == {int}
+    engine = make_engine(num_blocks=np.int64(20))
+    rid = engine.add_request(
+        [1, 2], greedy(3), priority=np.int64(2), arrival_time=np.float32(0.5), timeout=np.int64(99)
+    )
+    drain(engine)
+    assert engine.trace.requests[rid].priority == 2
+    assert Trace.load(engine.trace.save(tmp_path / "run.jsonl")) == engine.trace
 
 
 def test_a_token_id_too_large_for_any_vocabulary_is_refused_without_one() -> None:
