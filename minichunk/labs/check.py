@@ -16,6 +16,9 @@ from minichunk.labs.design import better_design as better_design
 from minichunk.labs.design import kept_promise as kept_promise
 from minichunk.labs.design import my_order as my_order
 from minichunk.labs.design import my_policy as my_policy
+from minichunk.labs.engines import read_command as read_command
+from minichunk.labs.engines import unmixed_chunks as unmixed_chunks
+from minichunk.labs.engines import vllm_flags as vllm_flags
 from minichunk.labs.fairness import jain_index as jain_index
 from minichunk.labs.fairness import token_counters as token_counters
 from minichunk.labs.fairness import weighted_fair as weighted_fair
