@@ -141,13 +141,24 @@ def all_cases(target: str) -> list[Case]:
 
 def compile_case(case: Case, target: str) -> list[Report]:
     """Compiles the kernels that `case` would launch on `target`; raises what Triton raises."""
+    return [_read(case, target, *launch) for launch in _compile(case, target)]
+
+
+def machine_code(case: Case, target: str) -> dict[str, str]:
+    """What the kernels of `case` became, by name: PTX on NVIDIA, assembly on AMD GPUs."""
+    kind = "amdgcn" if target.startswith("gfx") else "ptx"
+    return {name: compiled.asm[kind] for name, compiled, _ in _compile(case, target)}
+
+
+def _compile(case: Case, target: str) -> list[tuple[str, Any, float]]:
+    """(name, compiled kernel, seconds) of each launch."""
     if TRITON_MISSING or INTERPRETED:
         raise RuntimeError(
             TRITON_MISSING or "compiling needs a process in which TRITON_INTERPRET is not set"
         )
     with _launches_compile_for(target) as launches:
         _launch(case, target)
-    return [_read(case, target, *launch) for launch in launches]
+    return launches
 
 
 def _launch(case: Case, target: str) -> None:
