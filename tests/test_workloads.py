@@ -78,6 +78,8 @@ def test_lengths_keep_their_bounds_and_values(rng):
     [(lambda: Lengths(0), "median=0"), (lambda: Lengths(100, p90=50), "p90=50"),
      (lambda: Lengths(5, minimum=9, maximum=3), "minimum=9"), (lambda: Lengths.of([]), "value"),
      (lambda: poisson(0, 5), "rate=0"), (lambda: bursty(1, 5, cv=-1), "cv=-1"),
+     (lambda: bursty(1, 5, cv=1e-9), "cv=1e-09"), (lambda: poisson(math.inf, 5), "rate=inf"),
+     (lambda: closed_loop(1, 5, think_time=math.inf), "think_time=inf"),
      (lambda: closed_loop(0, 5), "num_users=0"), (lambda: stall_scene(-1), "num_decodes=-1"),
      (lambda: poisson(1, 5).scaled(0), "speed=0"),
      (lambda: merge(poisson(1, 5), closed_loop(2, 2)), "closed loop of 2 users")],

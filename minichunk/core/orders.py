@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
-from minichunk.core.policies import PolicyError, parse_spelling, spell
+from minichunk.core.policies import PolicyError, check_kinds, parse_spelling, spell
 from minichunk.core.predictors import Predictor, resolve_predictor
 from minichunk.core.request import Rank, Request
 
@@ -101,6 +101,7 @@ def resolve_order(choice: str | Order | type[Order]) -> Order:
     name, parameters = parse_spelling(choice)
     if name not in REGISTRY:
         raise ValueError(f"unknown order {name!r}; known: {', '.join(sorted(REGISTRY))}")
+    check_kinds(f"order {name!r}", REGISTRY[name].__init__, parameters)
     try:
         return REGISTRY[name](**parameters)
     except TypeError as error:
@@ -119,7 +120,7 @@ class Priority(Order):
     """
 
     def __init__(self, ageing_seconds: float = 60.0) -> None:
-        if ageing_seconds <= 0:
+        if not ageing_seconds > 0:
             raise ValueError(f"ageing_seconds={ageing_seconds} must be positive (inf: no ageing)")
         self.ageing_seconds = ageing_seconds
 
@@ -185,6 +186,8 @@ class Shortest(Order):
         reserve: bool = False,
         ageing_seconds: float = float("inf"),
     ) -> None:
+        if not ageing_seconds > 0:
+            raise ValueError(f"ageing_seconds={ageing_seconds} must be positive (inf: no ageing)")
         self.predictor = resolve_predictor(predictor)
         self.reserve = reserve
         self.ageing_seconds = ageing_seconds

@@ -11,6 +11,7 @@ import ast
 import inspect
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 from minichunk.core.plan import Offer
@@ -44,6 +45,7 @@ class Policy:
                 f"policy {self.name!r} has no parameter {', '.join(unknown)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
+        check_kinds(f"policy {self.name!r}", self.function, parameters)
         bound = {**self.parameters, **parameters}
         if view is not None:
             return self.function(view, **bound)
@@ -51,6 +53,13 @@ class Policy:
 
     def __str__(self) -> str:
         return spell(self.name, self.parameters)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A registered policy is pickled by name: in its module, its function's name is itself."""
+        known = REGISTRY.get(self.name)
+        if known is not None and known.function is self.function:
+            return _registered, (self.name, self.parameters)
+        return Policy, (self.name, self.function, self.parameters)
 
 
 REGISTRY: dict[str, Policy] = {}
@@ -80,6 +89,18 @@ def resolve_policy(choice: str | Policy | Callable[..., Offers]) -> Policy:
     raise ValueError(f"policy={choice!r} must be a name, a Policy or a generator function")
 
 
+def _registered(name: str, parameters: dict[str, Any]) -> Policy:
+    return Policy(name, resolve_policy(name).function, parameters)
+
+
+def check_kinds(owner: str, function: Callable[..., Any], parameters: dict[str, Any]) -> None:
+    """Refuse, before a step meets it, a value that is no number where the default is one."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        value, default = parameters.get(name, parameter.default), parameter.default
+        if isinstance(default, (int, float)) and not isinstance(value, Real):
+            raise ValueError(f"{owner}: {name}={value!r} must be a number")
+
+
 def spell(name: str, parameters: dict[str, Any]) -> str:
     """`balanced(share=0.3)`: the spelling that `parse_spelling` reads back."""
     arguments = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
@@ -103,7 +124,10 @@ def parse_spelling(text: str) -> tuple[str, dict[str, Any]]:
 def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Name) and node.id == "inf":
         return float("inf")
-    return ast.literal_eval(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"{ast.unparse(node)} is not a value") from None
 
 
 @policy("static")

@@ -28,6 +28,9 @@ from minichunk.core.trace import (
 )
 
 ROWS_PER_LINE = 20_000
+_NOT_A_TRACE = (
+    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 _TABLES: dict[str, Any] = {
     "requests": RequestRecord,
     "steps": StepRecord,
@@ -47,6 +50,10 @@ def save(trace: Trace, path: str | Path) -> Path:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that it is there whole or not at all."""
+    path = path.resolve()  # a link stays a link, to the new text
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, encoding="utf-8")  # a device or a pipe must not be replaced
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -71,7 +78,7 @@ def load(path: str | Path) -> Trace:
                     expected = _read_header(trace, row)
                 else:
                     _read_table(trace, row)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except _NOT_A_TRACE as error:
                 reason = f"{type(error).__name__}: {error}"
                 raise TraceError(
                     f"{path}, line {number}: not a line of a trace ({reason})"

@@ -16,6 +16,8 @@ from minichunk.core.plan import ScheduledChunk
 from minichunk.core.request import SamplingParams
 from minichunk.kernels.sampling import greedy, gumbel_sample
 
+LOWEST_TEMPERATURE = 1e-6  # differences of logits below this are lost in float32 anyway
+
 
 def sample(logits: Tensor, sampled: Sequence[ScheduledChunk], *, backend: str = "torch") -> Tensor:
     """The next token of each row, [rows] int64. logits [rows, vocab_size], rows as in `sampled`.
@@ -26,7 +28,7 @@ def sample(logits: Tensor, sampled: Sequence[ScheduledChunk], *, backend: str = 
     if all(param.temperature == 0 for param in params):
         return greedy(logits, backend=backend)
     device = logits.device
-    temperatures = host_to(device, [param.temperature for param in params], torch.float32)
+    temperatures = host_to(device, [_temperature(param) for param in params], torch.float32)
     seeds = host_to(device, [as_int64(param.seed or 0) for param in params], torch.int64)
     positions = host_to(device, [chunk.stop for chunk in sampled], torch.int64)
     logits = filter_logits(logits, params)
@@ -43,7 +45,7 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     rows = [
         row
         for row, param in enumerate(params)
-        if param.temperature > 0 and (param.top_k or param.top_p < 1 or param.min_p > 0)
+        if _temperature(param) > 0 and (param.top_k or param.top_p < 1 or param.min_p > 0)
     ]
     if not rows:
         return logits
@@ -71,6 +73,11 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     dropped = torch.empty_like(kept).scatter_(1, order, ~kept)
     filtered = logits[index].masked_fill(dropped, -torch.inf)
     return logits.index_copy(0, index, filtered)
+
+
+def _temperature(param: SamplingParams) -> float:
+    """0 where it is so low that logits / temperature would overflow: that is greedy, too."""
+    return param.temperature if param.temperature >= LOWEST_TEMPERATURE else 0.0
 
 
 def as_int64(seed: int) -> int:

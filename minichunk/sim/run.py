@@ -20,6 +20,7 @@ from typing import Any
 from minichunk.core.clock import VirtualClock
 from minichunk.core.config import EngineConfig
 from minichunk.core.engine import Engine
+from minichunk.core.policies import PolicyError
 from minichunk.core.request import RequestSpec
 from minichunk.core.trace import Trace
 from minichunk.sim.cost import CostModel
@@ -138,7 +139,7 @@ def _run_task(
 ) -> dict[str, Any]:
     try:
         return dict(summarise(simulate(**arguments)))
-    except ValueError as error:
+    except (ValueError, PolicyError) as error:
         return {"error": str(error)}
 
 
@@ -255,6 +256,8 @@ def choose_chunk_size(
     `num_decodes` decodes of `decode_context` tokens each. Chunks are multiples of `multiple`.
     Raises ValueError if even the smallest chunk takes longer, and says what the decodes alone cost.
     """
+    if multiple < 1:
+        raise ValueError(f"multiple={multiple} must be at least 1")
     cost_model = CostModel(model, gpu, **cost_options)
 
     def seconds(chunk: int) -> float:

@@ -6,6 +6,7 @@ they wait for their answer first. The difference decides what an overload looks 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,6 +14,8 @@ from dataclasses import replace
 from minichunk.core.request import PromptShape, RequestSpec
 from minichunk.workloads.lengths import LengthsLike, as_lengths
 from minichunk.workloads.workload import ClosedLoop, Turn, Workload, merge
+
+MIN_CV = 1e-3  # drawing from a much narrower gamma distribution would never end
 
 
 def stall_scene(
@@ -69,9 +72,10 @@ def bursty(
     priority: int = 0,
 ) -> Workload:
     """Gamma-distributed gaps with coefficient of variation `cv`: 1 is Poisson, more is burstier."""
-    if not rate > 0 or not cv > 0 or num_requests < 0:
+    if not 0 < rate < math.inf or not MIN_CV <= cv < math.inf or num_requests < 0:
         raise ValueError(
-            f"rate={rate} and cv={cv} must be above 0, num_requests={num_requests} at least 0"
+            f"rate={rate} must be above 0 and finite, cv={cv} at least {MIN_CV} and finite, "
+            f"num_requests={num_requests} at least 0"
         )
     # One stream for the gaps and one for the lengths: the same requests come at any rate.
     gaps, lengths = random.Random(f"gaps {seed}"), random.Random(f"lengths {seed}")
@@ -97,10 +101,10 @@ def closed_loop(
     tenant: str = "default",
 ) -> ClosedLoop:
     """Users who wait for the answer, think (exponential, mean `think_time` seconds), ask again."""
-    if num_users < 1 or requests_per_user < 1 or think_time < 0:
+    if num_users < 1 or requests_per_user < 1 or not 0 <= think_time < math.inf:
         raise ValueError(
             f"num_users={num_users} and requests_per_user={requests_per_user} must be at least 1, "
-            f"think_time={think_time} at least 0"
+            f"think_time={think_time} at least 0 and finite"
         )
     rng = random.Random(f"closed loop {seed}")
     prompts, outputs = as_lengths(prompt), as_lengths(output)

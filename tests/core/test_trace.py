@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,6 +136,38 @@ def test_a_failed_save_leaves_the_old_file_and_nothing_else(
         trace.save(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("value", ["1e400", "[" * 100_000])
+def test_numbers_and_nesting_beyond_bounds_are_refused_with_the_line(
+    tmp_path: Path, value: str
+) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(f'{{"version": 1, "meta": {{}}, "rows": {{"steps": {value}', encoding="utf-8")
+    if value == "1e400":
+        path.write_text(path.read_text() + "}}", encoding="utf-8")
+    with pytest.raises(TraceError, match="line 1: not a line of a trace"):
+        Trace.load(path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes as on POSIX")
+def test_saving_follows_links_and_never_replaces_a_pipe_or_device(
+    trace: Trace, tmp_path: Path
+) -> None:
+    real, link, pipe = tmp_path / "real.jsonl", tmp_path / "link.jsonl", tmp_path / "pipe"
+    real.touch()
+    link.symlink_to(real)
+    trace.save(link)
+    assert link.is_symlink()
+    assert Trace.load(real) == trace
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        Trace().save(pipe)
+        assert pipe.is_fifo()
+        assert os.read(reader, 100_000).startswith(b'{"version"')
+    finally:
+        os.close(reader)
 
 
 def test_a_missing_file_or_folder_is_an_os_error(trace: Trace, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import pytest
 import torch
 
 from minichunk.core.plan import ScheduledChunk
@@ -63,6 +64,14 @@ def test_greedy_rows_are_greedy_among_random_ones(rng: random.Random) -> None:
     chunks = [chunk(greedy if row % 2 else hot) for row in range(6)]
     tokens = sample(logits, chunks)
     assert tokens[1::2].tolist() == logits[1::2].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-38, 1e-20])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_temperature_close_to_0_is_greedy(temperature: float, top_p: float) -> None:
+    logits = torch.linspace(-20, 20, VOCAB_SIZE).roll(3)[None]
+    params = SamplingParams(temperature=temperature, top_p=top_p, seed=1)
+    assert sample(logits, [chunk(params)]).item() == logits.argmax().item()
 
 
 def test_a_draw_depends_on_seed_and_position_and_nothing_else(rng: random.Random) -> None:

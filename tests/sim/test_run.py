@@ -1,6 +1,7 @@
 """Whole simulated runs: the course's scene, sweeps over executors, capacity, chunk size."""
 
 import os
+import pickle
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -142,6 +143,16 @@ def test_a_sweep_goes_on_past_an_impossible_combination():
     rows = mc.sweep({"gpu": ["t4", "h100-sxm"]}, workload=stall_scene(2, 100), model="llama-3-8b")
     assert "error" in rows[0]
     assert rows[1]["num_requests"] == 3
+    policies = [lambda view: iter(()), "balanced(share='half')", "static"]
+    lazy, spelled, good = mc.sweep({"policy": policies}, **FIXED)
+    assert "is not a generator" in lazy["error"]
+    assert "share='half' must be a number" in spelled["error"]
+    assert good["num_requests"] == 5
+
+
+def test_a_policy_with_its_parameters_goes_to_another_process():
+    chosen = mc.policies.balanced(share=0.3)
+    assert pickle.loads(pickle.dumps(chosen)) == chosen
 
 
 def test_a_sweep_summarises_as_it_is_told():
