@@ -162,7 +162,7 @@ weights = torch.randn(size, 2 * size)
 rows = [1, 2, 4, 8, 16, 32, 64] if is_fast() else [1, 2, 4, 8, 16, 32, 64, 128, 256]
 
 
-def fastest(function, repeats: int = 4) -> float:
+def fastest(function, repeats: int = 8) -> float:
     """The shortest of some runs: what the machine can do when nothing else disturbs it."""
     times = []
     for _ in range(repeats):
@@ -199,7 +199,7 @@ plt.show()
 
 # %% [markdown]
 # On the left the rate grows with the rows: the time is that of reading the matrix, and more rows
-# are nearly free. On the right it flattens: the arithmetic units are busy. (Two cores reach their
+# are nearly free. On the right it flattens: the arithmetic units are busy. (A few cores reach their
 # limit at few rows, and a busy machine bends the curve; is yours flat at the right?)
 #
 # This shape is the **roofline** (Williams, Waterman and Patterson, *Roofline*, CACM 2009): a

@@ -459,8 +459,8 @@ Table(rows)
 # %% [markdown]
 # `ex2` is `tl.exp2`, the matrix products are the two calls of `dot`, the exchanges between threads
 # belong to `tl.max` and `tl.sum` along a row, and most loads of keys and values do not pass through
-# registers at all. (The loop is there twice, with mask and without, and unrolled; so count kinds,
-# not lines.)
+# registers at all. (A thread holds several elements of a tile, and the loop is there twice, with
+# mask and without: each line of the source has become many instructions.)
 #
 # ## Stages: two loads behind each other
 #
