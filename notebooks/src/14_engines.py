@@ -10,6 +10,7 @@
 # # 14 · Where next: the engines that people run
 #
 # **Time:** 40 minutes · **Needs:** notebooks 08 and 09 (policies, Dynamic SplitFuse). No GPU.
+# Words: the [glossary](glossary.md).
 #
 # After this notebook you can
 #
