@@ -116,12 +116,20 @@ def _generate(commands: argparse._SubParsersAction) -> None:
     generate.add_argument("--model", default="smollm2-135m", help=MODEL_HELP)
     generate.add_argument("--device", default="auto", help="cpu, cuda, … (default: %(default)s)")
     generate.add_argument("--dtype", default="auto", help="float32, bfloat16, … (%(default)s)")
-    generate.add_argument("--max-tokens", type=positive, default=200, metavar="N")
+    generate.add_argument(
+        "--max-tokens", type=positive, default=200, metavar="N", help="(default: %(default)s)"
+    )
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    generate.add_argument("--top-k", type=int, default=0, metavar="N")
-    generate.add_argument("--top-p", type=float, default=1.0)
-    generate.add_argument("--min-p", type=float, default=0.0)
-    generate.add_argument("--seed", type=int)
+    generate.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="sample from the N likeliest (0: all)"
+    )
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="from the likeliest that add up to this (1: all)"
+    )
+    generate.add_argument(
+        "--min-p", type=float, default=0.0, help="from those at least this times the likeliest"
+    )
+    generate.add_argument("--seed", type=int, help="the same seed, the same samples")
     generate.add_argument("--stop", action="append", default=[], help="a text to stop at")
     generate.add_argument(
         "--raw", action="store_true", help="continue the prompt, without the chat template"
@@ -137,7 +145,9 @@ def _simulate(commands: argparse._SubParsersAction) -> None:
     )
     simulate.add_argument("--model", default="llama-2-7b", help="model shape (%(default)s)")
     simulate.add_argument("--gpu", default="a100-80g-sxm", help="GPU (default: %(default)s)")
-    simulate.add_argument("--tensor-parallel", type=positive, default=1, metavar="N")
+    simulate.add_argument(
+        "--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs (%(default)s)"
+    )
     simulate.add_argument(
         "--policy",
         default="continuous,decode-first",
@@ -190,27 +200,39 @@ def _lab(commands: argparse._SubParsersAction) -> None:
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """The engine's knobs. Only those given are set, so that defaults stay in one place."""
-    group = parser.add_argument_group("engine options (defaults: see EngineConfig)")
+    from minichunk.core.config import EngineConfig
+
+    group = parser.add_argument_group("engine options")
 
     def option(name: str, **settings: object) -> None:
         group.add_argument(name, default=argparse.SUPPRESS, **settings)  # type: ignore[arg-type]
 
     option("--preset", help="chat, rag, batch or multi-tenant; other options win")
     option("--order", help="fcfs, priority, fair, shortest, deadline; 'priority(ageing_seconds=9)'")
-    for name in (
-        "--max-num-batched-tokens",
-        "--chunk-size",
-        "--max-num-seqs",
-        "--max-queued-requests",
-        "--max-long-partial-prefills",
-        "--long-prefill-threshold",
-        "--block-size",
-        "--num-blocks",
-        "--max-model-len",
-    ):
-        option(name, type=positive, metavar="N")
-    option("--no-prefix-caching", dest="prefix_caching", action="store_false")
-    option("--seed", type=int, metavar="N")
+    for name, meaning in ENGINE_NUMBERS.items():
+        default = getattr(EngineConfig, name[2:].replace("-", "_"))
+        shown = "" if default is None else f" (default: {default})"
+        option(name, type=positive, metavar="N", help=meaning + shown)
+    option(
+        "--no-prefix-caching",
+        dest="prefix_caching",
+        action="store_false",
+        help="compute each prompt anew, even if another one began alike",
+    )
+    option("--seed", type=int, metavar="N", help="for sampling (default: 0)")
+
+
+ENGINE_NUMBERS = {
+    "--max-num-batched-tokens": "the budget: most tokens in one step",
+    "--chunk-size": "most prompt tokens of one request in one step (default: the budget)",
+    "--max-num-seqs": "slots: most requests running at once",
+    "--max-queued-requests": "refuse requests while N are waiting (default: never)",
+    "--max-long-partial-prefills": "most long prompts in progress at once (default: any number)",
+    "--long-prefill-threshold": "a prompt above N tokens is long; set with the option above",
+    "--block-size": "tokens in one block of the KV cache",
+    "--num-blocks": "blocks of the KV cache (default: what fits into memory)",
+    "--max-model-len": "most tokens of prompt and answer together (default: no limit)",
+}
 
 
 def positive(text: str) -> int:

@@ -6,6 +6,7 @@ never from a second implementation. Errors are raised and told by `cli.main`.
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -20,10 +21,16 @@ from minichunk.console import milliseconds, side_by_side
 from minichunk.core.config import EngineConfig
 from minichunk.core.policies import parse_spelling, resolve_policy
 from minichunk.core.request import SamplingParams
+from minichunk.core.stalls import STALL_FACTOR, STALL_SLO
 from minichunk.core.trace import Trace
 
 if TYPE_CHECKING:
     from minichunk.workloads import Workload
+
+WORDS = (
+    "TTFT: from arrival to the first token. ITL: the gap between two tokens.\n"
+    f"Stall: a gap above {STALL_FACTOR:g} decode steps and above {STALL_SLO * 1e3:g} ms."
+)
 
 
 def simulate(arguments: Namespace) -> None:
@@ -33,6 +40,7 @@ def simulate(arguments: Namespace) -> None:
     from minichunk.compare import compare
     from minichunk.sim.hardware import get_gpu
     from minichunk.sim.shapes import get_shape
+    from minichunk.viz.columns import policy_line
     from minichunk.workloads import describe
 
     shape, gpu = get_shape(arguments.model), get_gpu(arguments.gpu)
@@ -46,7 +54,10 @@ def simulate(arguments: Namespace) -> None:
     devices = f"{arguments.tensor_parallel} × " if arguments.tensor_parallel > 1 else ""
     console.print(f"simulated: {shape.name} on {devices}{gpu.name}", highlight=False)
     console.print(describe(workload), highlight=False)
+    meta = next(iter(both.traces.values())).meta
+    console.print(f"order {policy_line({**meta, 'policy': None})}", highlight=False)
     console.print(side_by_side(both.table()))
+    console.print(WORDS, style="dim", highlight=False)
     for name, trace in both.traces.items():
         console.print(f"{name}: {longest_stall(trace)}", highlight=False, soft_wrap=True)
     if arguments.trace:
@@ -185,6 +196,10 @@ def workload_from(text: str, limit: int | None = None) -> Workload:
             + ", ".join(f"{kind}:FILE" for kind in loaders)
         )
     maker, defaults = makers[name]
+    known = list(inspect.signature(maker).parameters)
+    unknown = [key for key in parameters if key not in known]
+    if unknown:
+        raise ValueError(f"{name} has no parameter {', '.join(unknown)}; it has {', '.join(known)}")
     for key, value in parameters.items():
         if isinstance(value, tuple):
             parameters[key] = workloads.Lengths(*value)

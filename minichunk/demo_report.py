@@ -21,6 +21,7 @@ from minichunk.commands import file_name
 from minichunk.compare import Comparison
 from minichunk.console import milliseconds, side_by_side
 from minichunk.core.metrics import Spread
+from minichunk.core.stalls import STALL_FACTOR, STALL_SLO
 from minichunk.core.trace import Trace
 from minichunk.core.trace_io import write_whole
 from minichunk.demo import DOCUMENT, Scene, longest_chat_gap, median_run
@@ -246,6 +247,21 @@ def table_rows(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
+def stall_lines(figures: Mapping[str, Any]) -> list[str]:
+    """What a stall is; and that more of them can be the better outcome, where that happened."""
+    lines = [f"A stall is a gap above {STALL_FACTOR:g} decode steps and {STALL_SLO * 1e3:g} ms."]
+    first = next(iter(figures["runs"]))
+    before = figures["runs"][first]["stalls"]
+    for name, ratio in figures["longest_gap_ratios"].items():
+        after = figures["runs"][name]["stalls"]
+        if ratio > 1 and after > before:
+            lines.append(
+                f"{name} has more of them ({after} against {before}), but its longest is shorter: "
+                "the prompt's work is spread over more steps."
+            )
+    return lines
+
+
 def show(figures: Mapping[str, Any], traces: Mapping[str, Sequence[Trace]]) -> None:
     """The table, the sentences and the timeline, on standard output."""
     from minichunk.viz.terminal import render, terminal_supports_unicode
@@ -262,7 +278,7 @@ def show(figures: Mapping[str, Any], traces: Mapping[str, Sequence[Trace]]) -> N
     first = next(iter(figures["runs"]))
     for name, ratio in figures["longest_gap_ratios"].items():
         say(f"The longest gap is {ratio:.1f} times as long under {first} as under {name}.")
-    for line in token_lines(figures):
+    for line in [*stall_lines(figures), *token_lines(figures)]:
         say(line)
     shown = {name: median_run(repeats) for name, repeats in traces.items()}
     width = max(40, min(console.width, 120))

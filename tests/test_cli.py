@@ -92,6 +92,22 @@ def test_a_terminal_without_unicode_gets_question_marks_and_no_error() -> None:
     done.stdout.decode("ascii")
 
 
+def test_help_tells_each_engine_option_and_its_default(run: Run) -> None:
+    from minichunk.core.config import EngineConfig
+
+    status, out, _ = run("simulate", "--help")
+    assert status == 0
+    text = " ".join(out.split())
+    config = EngineConfig()
+    for said in (
+        f"most tokens in one step (default: {config.max_num_batched_tokens})",
+        f"most requests running at once (default: {config.max_num_seqs})",
+        f"one block of the KV cache (default: {config.block_size})",
+        f"for sampling (default: {config.seed})",
+    ):
+        assert said in text
+
+
 # Mistakes -----------------------------------------------------------------------------------------
 
 
@@ -105,7 +121,10 @@ MISTAKES = {
     "an unknown GPU": (["simulate", "--gpu", "a1000"], "unknown gpu 'a1000': did you mean"),
     "an unknown shape": (["simulate", "--model", "lama"], "unknown model 'lama': did you mean"),
     "an unknown workload": (["simulate", "--workload", "rain"], "unknown workload 'rain'"),
-    "a workload's argument": (["simulate", "--workload", "poisson(speed=3)"], "speed"),
+    "a workload's argument": (
+        ["simulate", "--workload", "poisson(speed=3)"],
+        "poisson has no parameter speed; it has rate, num_requests,",
+    ),
     "a missing workload": (["simulate", "--workload", "azure:gone.csv"], "gone.csv: No such file"),
     "a model too large": (
         ["simulate", "--model", "llama-2-70b", "--gpu", "t4"],
@@ -205,6 +224,8 @@ def test_simulate_compares_policies_and_writes_page_and_traces(run: Run, tmp_pat
     assert status == 0
     assert "simulated: Llama-2-7B on A100 80 GB SXM" in out
     assert "waiting for chunk 1/1 of request 10" in out
+    assert "order fcfs · budget 1,024 · chunk 1,000 · slots 256" in out
+    assert "Stall: a gap above 2 decode steps and above 50 ms." in out
     traces = {
         policy: Trace.load(tmp_path / f"run-{policy}.jsonl")
         for policy in ("continuous", "decode-first")

@@ -219,6 +219,16 @@ def test_the_command_prints_a_table_and_names_the_files_it_wrote(
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_more_stalls_are_explained_where_the_longest_became_shorter() -> None:
+    def lines(ratio: float, stalls: int) -> list[str]:
+        runs = {"continuous": {"stalls": 10}, "chunks": {"stalls": stalls}}
+        return demo_report.stall_lines({"runs": runs, "longest_gap_ratios": {"chunks": ratio}})
+
+    assert lines(9.0, 0) == ["A stall is a gap above 2 decode steps and 50 ms."]
+    assert "chunks has more of them (176 against 10)" in lines(9.0, 176)[1]
+    assert len(lines(0.5, 176)) == 1
+
+
 def test_an_interruption_leaves_no_file(
     small_model: Path,
     tmp_path: Path,
