@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
@@ -93,10 +93,17 @@ def scores(seeds: Sequence[int], **knobs: Any) -> dict[str, list[float]]:
     }
 
 
-def leaderboard(designs: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> Table:
-    """All designs on the same workloads, the best first. `±` is the standard error over seeds."""
+def leaderboard(
+    designs: Mapping[str, Mapping[str, Any]],
+    seeds: Sequence[int],
+    progress: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+) -> Table:
+    """All designs on the same workloads, the best first. `±` is the standard error over seeds.
+
+    `progress` may wrap the designs to show how far it is, as `tqdm.tqdm` does.
+    """
     rows = []
-    for name, knobs in designs.items():
+    for name, knobs in progress(designs.items()):
         by_service = scores(seeds, **knobs)
         means = [fmean(of_seed) for of_seed in zip(*by_service.values(), strict=True)]
         error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan

@@ -9,7 +9,8 @@
 # %% [markdown]
 # # 12 · Lab: design your own scheduler
 #
-# **Time:** 60 minutes · **Needs:** notebooks 08 to 11 (policies, orders). No GPU.
+# **Time:** 60 minutes · **Needs:** notebooks 08 to 11 (policies, orders). No GPU. Words:
+# the [glossary](glossary.md).
 #
 # After this notebook you can
 #
@@ -122,14 +123,7 @@ check.kept_promise(kept_promise)
 #
 # **Predict** the order of the six designs below, and the score of the first.
 
-
 # %%
-def run_board(designs: dict, seeds: list[int]) -> Table:
-    """The leaderboard; a bar tells how far it is."""
-    bar = tqdm(designs.items(), leave=False, desc="designs")
-    return design.leaderboard(dict(bar), seeds)
-
-
 designs = {
     "continuous": dict(policy="continuous"),
     "prefill-first": dict(policy="prefill-first"),
@@ -140,7 +134,7 @@ designs = {
 }
 seeds = design.draw_seeds(2 if is_fast() else 3)
 print("seeds:", *seeds)
-run_board(designs, seeds)
+design.leaderboard(designs, seeds, progress=tqdm)
 
 # %% [markdown]
 # Read it by column. Is there a design that is first in all three? A small share of the budget for
@@ -150,8 +144,8 @@ run_board(designs, seeds)
 #
 # ## What a fixed number cannot do
 #
-# Each design above holds *one* number: the most prompt tokens in a step beside decodes. Here is
-# what that number does to each service.
+# The last three designs hold *one* number each: how many tokens a step may carry. Here is what that
+# number does to each service.
 #
 # **Predict** where each of the three curves has its top.
 
@@ -316,7 +310,7 @@ finalists = ["decode-first", "balanced, a tenth", "split-fuse, 512"]
 finalists += [name for name in designs if name.startswith("you")]
 seeds = design.draw_seeds(2 if is_fast() else 4)
 print("seeds:", *seeds)
-run_board({name: designs[name] for name in finalists}, seeds)
+design.leaderboard({name: designs[name] for name in finalists}, seeds, progress=tqdm)
 
 # %% [markdown]
 # In a class, agree on the seeds after everybody has handed in, and run one board with all designs.
