@@ -116,6 +116,7 @@ class LLM:
 
     @property
     def trace(self) -> Trace:
+        """What this LLM has served so far, as rows: metrics, stalls, timeline."""
         return self.engine.trace
 
     def new_engine(self, **overrides: Any) -> Engine:

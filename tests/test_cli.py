@@ -399,7 +399,9 @@ def test_every_command_in_the_readme_parses() -> None:
         assert f"```bash\n{pip}\n```" in README
 
 
-def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_python_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from minichunk.core import policies
 
     monkeypatch.chdir(tmp_path)
@@ -410,6 +412,9 @@ def test_the_readmes_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
     assert (tmp_path / "timeline.html").exists()
+    shown = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    assert len(shown) == 1
+    assert capsys.readouterr().out.startswith(shown[0])
     both, trace = namespace["both"], namespace["trace"]
     gaps = [t.metrics().itl.max for t in both.traces.values()]  # type: ignore[attr-defined]
     assert gaps[0] > 4 * gaps[1]
