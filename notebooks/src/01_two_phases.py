@@ -146,8 +146,9 @@ Table(
 
 # %% [markdown]
 # A step reads every weight of the model once, whether one token passes through it or hundreds. The
-# operations grow with the tokens; the bytes hardly do. So a decode step carries all the weights to
-# the arithmetic units and does a single multiplication and addition with each.
+# operations grow with the tokens; of the bytes only activations and the cache do. So a decode step
+# carries all the weights to the arithmetic units and does a single multiplication and addition with
+# each.
 #
 # ## The roof of your machine
 #
@@ -198,9 +199,10 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# On the left the rate grows with the rows: the time is that of reading the matrix, and more rows
-# are nearly free. On the right it flattens: the arithmetic units are busy. (A few cores reach their
-# limit at few rows, and a busy machine bends the curve; is yours flat at the right?)
+# Where reading the matrix is what takes the time, more rows cost little and the rate grows with
+# them. Where the arithmetic units are busy, the rate is flat and the time grows with the rows.
+# Which rows of your table belong to which part? Is 16 times the work 16 times the time? (A few
+# cores are busy from few rows on, and a machine with other things to do bends the curve.)
 #
 # This shape is the **roofline** (Williams, Waterman and Patterson, *Roofline*, CACM 2009): a
 # program with intensity *i* runs at most at `min(i × bandwidth, peak)`. The two lines meet at the
@@ -317,17 +319,17 @@ check.decode_intensity(decode_intensity)
 cost_model = CostModel("llama-2-7b", "a100-80g-sxm")
 
 
-def decode_step(batch: int, context: int, model: CostModel = cost_model):
-    """Operations, bytes and seconds of a step that decodes `batch` requests."""
+def counted_intensity(batch: int, context: int) -> float:
+    """Operations per byte of a step that decodes `batch` requests."""
     load = StepLoad(batch, batch, num_decodes=batch, decode_context=batch * context)
-    parts = model.parts(load)
-    return (sum(getattr(part, name) for part in parts) for name in ("flops", "bytes", "seconds"))
+    parts = cost_model.counter.count(load)
+    return sum(part.flops for part in parts) / sum(part.bytes for part in parts)
 
 
 batches = [1, 4, 16, 64, 256, 1024, 4096]
 figure, axis = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for context in (100, 500, 2000, 8000):
-    values = [flops / moved for flops, moved, _ in (decode_step(b, context) for b in batches)]
+    values = [counted_intensity(b, context) for b in batches]
     axis.loglog(batches, values, "o-", label=f"context {context:,}")
 axis.axhline(GPUS["a100-80g-sxm"].ridge, color="k", ls="--", lw=1, label="ridge of the A100")
 axis.set(xlabel="requests in the step", ylabel="operations per byte", title="decode, Llama-2-7B")
@@ -339,8 +341,10 @@ plt.show()
 # values, and each of them is used for one token only. No number of requests helps. (How many would
 # fit into the memory is another question: notebook 02.)
 #
-# The level where a curve flattens is the intensity of attention itself. In Llama-2-7B each query
-# head has its own keys; where a group of query heads shares them, each key is used more often.
+# A curve flattens where the weights no longer count: there it is one token's operations over the
+# bytes of one request's keys and values. The longer the context, the closer that comes to the
+# intensity of attention alone. In Llama-2-7B each query head has its own keys; where a group of
+# query heads shares them, each key is used more often.
 
 # %%
 for slug in ("llama-2-7b", "llama-3-8b", "qwen2.5-7b"):
@@ -416,7 +420,7 @@ Table([use(name, load) for name, load in loads.items()])
 # <details><summary>Answers</summary>
 #
 # 1. Both read all the weights once, and reading is what takes the time.
-# 2. Keys and values are read for one token only; attention's own intensity (the number of query
-#    heads per KV head, at 16 bits) is the ceiling.
+# 2. Keys and values are read for one token only: the longer the contexts, the closer the intensity
+#    comes to attention's own, which is the number of query heads per KV head (at 16 bits).
 # 3. Both halve, as far as weights are what is read.
 # </details>

@@ -371,8 +371,8 @@ Table(
 both.timeline()
 
 # %% [markdown]
-# Sharing saves twice: computing (the prompt's chunks are gone from the timeline, except the
-# first user's) and memory (look at the blocks).
+# Sharing saves twice: computing (after the first user, only the question is left of each prompt)
+# and memory (look at the blocks).
 #
 # ## Recap
 #
