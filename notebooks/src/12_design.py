@@ -369,6 +369,7 @@ check.better_design(better_design)
 #
 # <!-- solution: better-design -->
 # ```python
+# import math
 # from statistics import mean, stdev
 #
 #
