@@ -286,7 +286,8 @@ class LLM:
         return record
 
     def _events(self, request_id: str, params: SamplingParams) -> Events:
-        record = self.trace.requests[request_id]
+        engine = self.engine  # the one that has the request, even if `llm.engine` is replaced
+        record = engine.trace.requests[request_id]
         tokens = record.output_token_ids
         assert tokens is not None
         text = TextStream(self.tokenizer, params.stop) if self.tokenizer else None
@@ -296,7 +297,7 @@ class LLM:
             yield StreamEvent("", None)  # taken by `stream`
             while not is_last:
                 while num_seen == len(tokens) and record.finish_reason is None:
-                    self.engine.step()
+                    engine.step()
                 token = tokens[num_seen] if num_seen < len(tokens) else None
                 num_seen += token is not None
                 is_last = num_seen == len(tokens) and record.finish_reason is not None
@@ -308,7 +309,7 @@ class LLM:
                     new, num_shown = text.text[num_shown:], len(text.text)
                 yield StreamEvent(new, token, record.finish_reason if is_last else None)
         finally:
-            self.engine.cancel(request_id)  # does nothing if it has finished
+            engine.cancel(request_id)  # does nothing if it has finished
 
     def _text_of(self, token_ids: Sequence[int], params: SamplingParams) -> str:
         if self.tokenizer is None:

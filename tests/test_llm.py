@@ -124,6 +124,15 @@ def test_closing_a_stream_early_cancels_its_request(num_read: int, llm: LLM) -> 
     assert not llm.engine.has_unfinished_requests()
 
 
+def test_a_stream_stays_with_its_engine() -> None:
+    llm = make()
+    expected = llm.generate([3, 4], GREEDY)[0].token_ids
+    stream = llm.stream([3, 4], GREEDY)
+    llm.engine = llm.new_engine()
+    llm.engine.step = lambda: pytest.fail("another engine's step")  # type: ignore[method-assign]
+    assert tuple(event.token_id for event in stream) == expected
+
+
 def test_a_request_cancelled_from_outside_ends_its_stream(llm: LLM) -> None:
     stream = llm.stream("never mind", SamplingParams(max_tokens=100, ignore_eos=True))
     next(stream)
