@@ -124,7 +124,7 @@ def lab(arguments: Namespace) -> None:
     source = notebooks_folder()
     target = Path(arguments.to)
     target.mkdir(parents=True, exist_ok=True)
-    for notebook in sorted(source.glob("*.ipynb")):
+    for notebook in sorted([*source.glob("*.ipynb"), *source.glob("*.md")]):
         place = target / notebook.name
         if place.exists():
             print(f"kept {place}, which you may have worked on")

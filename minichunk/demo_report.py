@@ -295,12 +295,11 @@ def write(
     """The timeline as page and picture, the traces and the figures; returns the file names."""
     from minichunk.viz.figures import timeline_figure, to_png
     from minichunk.viz.html import to_html
-    from minichunk.viz.html import write_whole as write_bytes
 
     shown = {name: median_run(repeats) for name, repeats in traces.items()}
     files = ["timeline.html", "timeline.png"]
     to_html(shown, out / files[0])
-    write_bytes(out / files[1], to_png(timeline_figure(shown)))
+    write_whole(out / files[1], to_png(timeline_figure(shown)))
     for name, trace in shown.items():
         files.append(f"{file_name(name)}.jsonl")
         trace.save(out / files[-1])

@@ -65,7 +65,8 @@ def diff_traces(first: Trace, second: Trace) -> Difference | None:
 
 
 def _name(trace: Trace) -> str:
-    return f"{trace.meta.get('policy', '?')} × {trace.meta.get('order', '?')}"
+    name = trace.meta.get("name")  # where `compare` gave it one
+    return str(name or f"{trace.meta.get('policy', '?')} × {trace.meta.get('order', '?')}")
 
 
 def _grants(trace: Trace) -> dict[int, dict[str, Grant]]:

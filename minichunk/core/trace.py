@@ -120,7 +120,7 @@ class RequestRecord:
     note: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class Trace:
     """All rows of one run. See the module docstring; `validate()` says what must hold."""
 
@@ -132,6 +132,11 @@ class Trace:
     skips: list[Skip] = field(default_factory=list)
     counters: list[CounterRow] = field(default_factory=list)
     block_events: list[BlockEvent] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        policy, clock = self.meta.get("policy", "?"), self.meta.get("clock", "?")
+        counts = f"{len(self.requests)} requests, {len(self.steps)} steps"
+        return f"<Trace of {counts}: {policy}, {clock} clock>"
 
     # Each of these lives in a room of its own; the trace only knows the way there.
 

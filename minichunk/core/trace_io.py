@@ -48,16 +48,17 @@ def save(trace: Trace, path: str | Path) -> Path:
     return Path(path)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that it is there whole or not at all."""
-    path = path.resolve()  # a link stays a link, to the new text
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    data = content.encode() if isinstance(content, str) else content
+    path = path.resolve()  # a link stays a link, to the new file
     if path.exists() and not path.is_file() and not path.is_dir():
-        path.write_text(text, encoding="utf-8")  # a device or a pipe must not be replaced
+        path.write_bytes(data)  # a device or a pipe must not be replaced
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

@@ -20,9 +20,10 @@ from typing import Any
 from minichunk import workloads
 from minichunk.core.request import PromptShape, RequestSpec
 from minichunk.core.trace import Trace
+from minichunk.core.trace_io import write_whole
 from minichunk.sim.run import simulate
 from minichunk.viz import figures
-from minichunk.viz.html import to_html, write_whole
+from minichunk.viz.html import to_html
 
 MACHINE: dict[str, Any] = {"model": "llama-2-7b", "gpu": "a100-80g-sxm"}
 CHUNK_SIZES = (128, 256, 512, 1024, 2048, 4096, 8192)

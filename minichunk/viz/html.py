@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import tempfile
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from minichunk.core.trace_io import write_whole
 from minichunk.viz.columns import Traces, columns
 
 
@@ -29,7 +28,7 @@ def to_html(traces: Traces, path: str | Path | None = None, **options: Any) -> s
     """
     text = page(columns(traces), check_options(options))
     if path is not None:
-        write_whole(Path(path), text.encode())
+        write_whole(Path(path), text.encode(errors="replace"))  # half a character becomes "?"
     return text
 
 
@@ -71,18 +70,3 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
 def static(name: str) -> str:
     """The text of a file in `viz/static`."""
     return files("minichunk.viz").joinpath("static", name).read_text(encoding="utf-8")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that nobody ever sees half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp is private; a picture is for others
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -346,3 +346,8 @@ def test_runs_of_one_configuration_are_told_apart_and_may_end_early() -> None:
     assert difference.names == ("decode-first × fcfs (first)", "decode-first × fcfs (second)")
     assert "the run ended after 4 steps" in str(difference)
     assert difference.step == 4
+
+
+def test_a_trace_shows_itself_in_one_short_line() -> None:
+    trace = Trace(meta={"policy": "static", "clock": "simulated"})
+    assert repr(trace) == "<Trace of 0 requests, 0 steps: static, simulated clock>"

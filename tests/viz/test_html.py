@@ -61,3 +61,17 @@ def test_unknown_options_and_themes_are_refused() -> None:
 def test_a_trace_writes_its_own_page(tmp_path: Path) -> None:
     path = stall_scene().to_html(tmp_path / "t.html")
     assert "minichunk-data" in path.read_text()
+
+
+def test_half_a_character_in_a_name_becomes_a_question_mark(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.html"
+    to_html({"half \ud800": stall_scene(1000)}, path)
+    assert "<title>half ?" in path.read_text(encoding="utf-8")
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("real.html")
+    to_html(stall_scene(1000), tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text(encoding="utf-8").startswith("<!")

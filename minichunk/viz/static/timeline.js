@@ -1287,7 +1287,7 @@ function barTip(pane, time) {
     { steps } = pane;
   if (step < 0 || time > steps.end[step]) return [];
   return [
-    `Step ${grouped(step + 1)}: ${duration(steps.end[step] - steps.start[step])}`,
+    `Step ${grouped(step)}: ${duration(steps.end[step] - steps.start[step])}`,
     `${grouped(steps.prefill[step])} prefill + ${grouped(steps.decode[step])} decode tokens of a budget of ${grouped(steps.budget[step])}`,
     steps.floor[step] ? `its decodes alone: ${duration(steps.floor[step])}` : "",
   ].filter(Boolean);
@@ -1940,8 +1940,12 @@ export function mount(root, payload, options = {}) {
       } else {
         const { start, end } = pane.steps;
         node.stepTitle.replaceChildren(
-          `Step ${grouped(step + 1)} of ${state.predict ? "?" : grouped(start.length)}`,
-          h("small", {}, `at ${duration(start[step])}, ${duration(end[step] - start[step])} long`),
+          `Step ${grouped(step)}`, // counted from 0, as trace.why and the rows of a trace do
+          h(
+            "small",
+            {},
+            `of 0 to ${state.predict ? "?" : grouped(start.length - 1)}, at ${duration(start[step])}, ${duration(end[step] - start[step])} long`,
+          ),
         );
         if (state.tab === "step") children.push(...stepPanel(pane, step, state, select));
         else if (state.tab === "blocks")
@@ -2139,7 +2143,7 @@ export function mount(root, payload, options = {}) {
         (row) =>
           `chunk ${pane.spans.chunk[row]}/${pane.spans.chunks[row]} of ${nameOf(pane, pane.spans.request[row])}`,
       );
-    return `Step ${step + 1} at ${duration(state.cursor)}: ${plural(pane.steps.decode[step], "decode token")}, ${plural(pane.steps.prefill[step], "prefill token")}${chunks.length ? `: ${chunks.join(", ")}` : ""}`;
+    return `Step ${step} at ${duration(state.cursor)}: ${plural(pane.steps.decode[step], "decode token")}, ${plural(pane.steps.prefill[step], "prefill token")}${chunks.length ? `: ${chunks.join(", ")}` : ""}`;
   }
 
   function announce(text) {
