@@ -71,11 +71,14 @@ def put_in_solutions(notebook: nbformat.NotebookNode) -> list[str]:
     return names
 
 
-def execute(notebook: nbformat.NotebookNode, timeout: int = 600) -> None:
+def execute(
+    notebook: nbformat.NotebookNode, timeout: int = 600, env: dict[str, str] | None = None
+) -> None:
     """Run all cells; an exception in a cell without the tag `raises-exception` ends it."""
-    NotebookClient(
+    client = NotebookClient(
         notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": HERE}}
-    ).execute()
+    )
+    client.execute(env=dict(os.environ) if env is None else env)
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
