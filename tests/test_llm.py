@@ -233,6 +233,21 @@ def test_engines_share_the_model_but_not_the_pool(llm: LLM) -> None:
     assert tokens == llm.generate([[7] * 60], GREEDY)[0].token_ids
 
 
+def test_a_prefix_is_not_shared_after_another_engine_wrote_over_it() -> None:
+    llm = make()
+    [before] = llm.generate([[7, 8, 9] * 20], GREEDY)
+    other = llm.new_engine()
+    other.add_request([3, 4, 5] * 30, GREEDY)
+    while other.has_unfinished_requests():
+        other.step()
+    [after] = llm.generate([[7, 8, 9] * 20], GREEDY)
+    assert after.token_ids == before.token_ids
+    hits = [event.tokens for event in llm.trace.events if event.kind == "admit"]
+    assert hits == [0, 0]
+    llm.generate([[7, 8, 9] * 20], GREEDY)  # alone again, it finds its own
+    assert llm.trace.events[-2].tokens > 0
+
+
 def test_a_chat_goes_through_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "hi"}]
     token_ids = llm.encode_chat(messages)

@@ -55,6 +55,7 @@ class Engine:
         meta: dict[str, Any] | None = None,
     ) -> None:
         self.executor = executor
+        self._user = object()  # who we are, to an executor that serves several engines in turn
         self.config = config = config or EngineConfig()
         if config.num_blocks is None:
             raise ValueError("num_blocks=None: an engine needs to know the size of its block pool")
@@ -167,6 +168,7 @@ class Engine:
         if not self.scheduler.has_work:
             return self._take_events()
 
+        self._claim_executor()
         start = self.recorder.now = self.clock.now()
         before = time.perf_counter()
         plan = self.scheduler.schedule(start)
@@ -213,6 +215,13 @@ class Engine:
                     on_event(event)
             feed.pull()
         return self.trace
+
+    def _claim_executor(self) -> None:
+        """Where another engine has used the executor's KV tensors since, our prefixes are gone."""
+        executor: Any = self.executor
+        if hasattr(executor, "last_user") and executor.last_user is not self._user:
+            self.scheduler.pool.forget()
+            executor.last_user = self._user
 
     # What a step does to requests ----------------------------------------------------------------
 

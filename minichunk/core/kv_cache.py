@@ -120,6 +120,11 @@ class BlockPool:
         self.hash_of[block] = block_hash
         return True
 
+    def forget(self) -> None:
+        """No block may be shared any more: somebody else has written into their memory."""
+        self.hash_of.clear()
+        self.block_of.clear()
+
     def lookup(self, hashes: Iterable[bytes]) -> tuple[int, ...]:
         """The published blocks for the longest known prefix of this chain of hashes."""
         found = []

@@ -37,6 +37,7 @@ class ModelExecutor:
         cuda_graphs: bool = True,
     ) -> None:
         self.config = config
+        self.last_user: object = None  # the engine whose keys and values are in the KV tensors
         self.backend = backend
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
