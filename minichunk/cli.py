@@ -62,6 +62,7 @@ def build_parser() -> Parser:
     _simulate(commands)
     _timeline(commands)
     _export(commands)
+    _bench(commands)
     _lab(commands)
     return parser
 
@@ -189,6 +190,52 @@ def _export(commands: argparse._SubParsersAction) -> None:
     export.add_argument("--policy", help="(default: decode-first)", default=argparse.SUPPRESS)
     add_engine_options(export)
     export.set_defaults(run="minichunk.commands:export")
+
+
+def _bench(commands: argparse._SubParsersAction) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure minichunk beside other engines (in a checkout)",
+        description="The same requests to several engines on this machine's CPU, in turn, each in "
+        "a process of its own: one table, one timeline per stall scene. vLLM needs an environment "
+        "of its own, which `python -m benchmarks.side_by_side.make_vllm_environment DIR` makes.",
+    )
+    bench.add_argument(
+        "--engines",
+        default="minichunk,transformers,vllm",
+        metavar="A,B",
+        help="any of minichunk, minichunk-compiled, transformers (generate), transformers-cb "
+        "(continuous batching), vllm, vllm-compiled (default: %(default)s)",
+    )
+    bench.add_argument(
+        "--compiled", action="store_true", help="add the compiled modes of the engines named"
+    )
+    bench.add_argument(
+        "--workloads",
+        default="W1,W2,W3,W4,W5",
+        metavar="A,B",
+        help="W1 decodes, W2 a batch with prompts, W3 one long prompt, W4 the stall scene at "
+        "budgets 256, 512 and 4096 (W4-256 for one), W5 random arrivals (default: %(default)s)",
+    )
+    bench.add_argument(
+        "--repeats", type=positive, default=3, metavar="N", help="rounds (default: %(default)s)"
+    )
+    bench.add_argument("--model", default="smollm2-135m", help=MODEL_HELP)
+    bench.add_argument("--dtype", default="bfloat16", help="of every engine (%(default)s)")
+    bench.add_argument(
+        "--threads", type=positive, metavar="N", help="of every engine (default: all cores)"
+    )
+    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+    bench.add_argument(
+        "--vllm-python",
+        metavar="PATH",
+        help="the interpreter of vLLM's environment (default: $MINICHUNK_VLLM_PYTHON)",
+    )
+    bench.add_argument(
+        "--out", default="minichunk-bench", metavar="DIR", help="output folder (%(default)s)"
+    )
+    bench.add_argument("--json", metavar="FILE", help="write all figures into this file, too")
+    bench.set_defaults(run="minichunk.commands:bench")
 
 
 def _lab(commands: argparse._SubParsersAction) -> None:

@@ -1,4 +1,4 @@
-"""The small commands: generate, simulate, timeline, export, lab.
+"""The small commands: generate, simulate, timeline, export, bench, lab.
 
 Each takes the parsed arguments and prints; what it prints comes from a trace or from the library,
 never from a second implementation. Errors are raised and told by `cli.main`.
@@ -6,6 +6,7 @@ never from a second implementation. Errors are raised and told by `cli.main`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import shutil
@@ -117,6 +118,19 @@ def export(arguments: Namespace) -> None:
 
     config = EngineConfig.make(**engine_options(arguments))
     print(translate(config, arguments.engine, arguments.model))
+
+
+def bench(arguments: Namespace) -> None:
+    """Measure engines side by side; the benchmark lives beside the package, in a checkout."""
+    checkout = Path(__file__).resolve().parents[1]
+    if not (checkout / "benchmarks" / "side_by_side").is_dir():
+        raise FileNotFoundError(
+            f"no folder benchmarks/side_by_side in {checkout}: the benchmark is not part of the "
+            "installed package; use a clone of minichunk, installed with `pip install -e .`"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    importlib.import_module("benchmarks.side_by_side.command").bench(arguments)
 
 
 def lab(arguments: Namespace) -> None:

@@ -1,0 +1,103 @@
+"""The engines by their spelling: which adapter, which interpreter, which environment variables.
+
+Thread counts are the same for all. vLLM gets what its documentation asks for on a CPU: Intel's
+OpenMP and tcmalloc preloaded where they are installed, and the settings that its own launcher
+would make.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+VLLM_PYTHON = "MINICHUNK_VLLM_PYTHON"
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """`adapter` is module:class in `adapters`."""
+
+    adapter: str
+    compiled: bool = False
+    needs_vllm: bool = False
+
+
+ENGINES: Mapping[str, EngineKind] = {
+    "minichunk": EngineKind("minichunk_engine:MinichunkAdapter"),
+    "minichunk-compiled": EngineKind("minichunk_engine:MinichunkAdapter", compiled=True),
+    "transformers": EngineKind("transformers_generate:GenerateAdapter"),
+    "transformers-cb": EngineKind("transformers_continuous:ContinuousAdapter"),
+    "vllm": EngineKind("vllm_engine:VLLMAdapter", needs_vllm=True),
+    "vllm-compiled": EngineKind("vllm_engine:VLLMAdapter", compiled=True, needs_vllm=True),
+}
+
+
+def chosen_engines(names: Sequence[str]) -> list[str]:
+    """The names, each once; ValueError for one that does not exist."""
+    for name in names:
+        if name not in ENGINES:
+            raise ValueError(f"unknown engine {name!r}; known: {', '.join(ENGINES)}")
+    return list(dict.fromkeys(names))
+
+
+def interpreter(name: str, vllm_python: str | None) -> str:
+    """The Python of this engine's environment; ValueError, with the cure, where there is none."""
+    if not ENGINES[name].needs_vllm:
+        return sys.executable
+    found = vllm_python or os.environ.get(VLLM_PYTHON)
+    if not found:
+        raise ValueError(
+            f"{name} needs an environment of its own: make one with `python -m "
+            "benchmarks.side_by_side.make_vllm_environment DIR`, then give --vllm-python "
+            f"DIR/bin/python or set {VLLM_PYTHON}"
+        )
+    if not os.access(found, os.X_OK) or not Path(found).is_file():
+        raise ValueError(f"{name}: {found} is not a Python interpreter")
+    return found
+
+
+def environment(name: str, python: str, threads: int, cache: Path) -> dict[str, str]:
+    """Environment variables of the worker. Compilers start from an empty cache, in `cache`."""
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(CHECKOUT),
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+    }
+    if ENGINES[name].needs_vllm:
+        variables.update(_vllm_variables(python, threads, cache))
+    return variables
+
+
+def _vllm_variables(python: str, threads: int, cache: Path) -> dict[str, str]:
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(cache / "vllm"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    preload = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
+    openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+    if openmp.exists():
+        cores = sorted(os.sched_getaffinity(0))[:threads]
+        listed = ",".join(map(str, cores))
+        preload.append(str(openmp))
+        variables.update(
+            KMP_AFFINITY=f"granularity=fine,explicit,proclist=[{listed}]",
+            KMP_BLOCKTIME="5",  # milliseconds that a thread spins before it sleeps
+            KMP_TPAUSE="0",
+        )
+    if tcmalloc := ctypes.util.find_library("tcmalloc_minimal"):
+        preload.insert(0, tcmalloc)
+    if preload:
+        variables["LD_PRELOAD"] = ":".join(preload)
+    return variables

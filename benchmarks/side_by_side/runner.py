@@ -1,0 +1,140 @@
+"""Runs every engine on every case, in turn: round by round, so that a slow minute hits them all.
+
+Engines are started one after the other and stay loaded; each serves the shortened cases once before
+anything counts. An engine that fails is named, with the reason, and the others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from benchmarks.side_by_side.adapters.options import Options
+from benchmarks.side_by_side.client import Worker, WorkerError
+from benchmarks.side_by_side.engines import ENGINES, interpreter
+from benchmarks.side_by_side.measures import Measure, measures
+from benchmarks.side_by_side.workloads import Case
+from minichunk.core.trace import Trace
+
+
+@dataclass
+class Measured:
+    """What is known of one engine: its runs by case, and what it took to get it going."""
+
+    engine: str
+    versions: dict[str, str]
+    start_seconds: float
+    warm_up_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    runs: dict[str, list[Trace]] = field(default_factory=dict)
+
+    def values(self, case: Case, measure: Measure) -> list[float]:
+        return [measure.of(trace) for trace in self.runs.get(case.name, [])]
+
+    def median_run(self, case: Case) -> Trace | None:
+        """The run whose first figure is the median (of an even number, the lower one)."""
+        first = measures(case)[0]
+        ranked = sorted(self.runs.get(case.name, []), key=first.of)
+        return ranked[(len(ranked) - 1) // 2] if ranked else None
+
+
+@dataclass
+class Results:
+    """All that was measured, and the engines that could not be, with the reasons."""
+
+    cases: list[Case]
+    options: Options  # of the first engine; sizes, dtype and threads are everybody's
+    repeats: int
+    engines: dict[str, Measured]
+    failures: list[str]
+
+
+def run(
+    engines: Sequence[str],
+    cases: Sequence[Case],
+    options: Callable[[str], Options],
+    *,
+    repeats: int,
+    out: Path,
+    vllm_python: str | None,
+    say: Callable[[str], None],
+) -> Results:
+    """Measure. Writes `traces/` and `logs/` into `out`."""
+    for folder in ("traces", "logs", "cache"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    results = Results(list(cases), options(engines[0]), repeats, {}, [])
+    workers: dict[str, Worker] = {}
+
+    def lost(error: Exception, name: str) -> None:
+        results.failures.append(str(error))
+        say(f"left out: {error}")
+        if name in workers:
+            workers.pop(name).close()
+
+    try:
+        for name in engines:
+            say(f"starting {name}")
+            try:
+                workers[name] = _started(name, options(name), out, vllm_python)
+                results.engines[name] = _warmed_up(workers[name], cases, out)
+            except (WorkerError, ValueError, OSError) as error:
+                lost(error, name)
+        for repeat in range(1, repeats + 1):
+            for case in cases:
+                for name in list(workers):
+                    path = out / "traces" / f"{name}-{case.name}-{repeat}.jsonl"
+                    try:
+                        trace = workers[name].run(case, path)
+                    except WorkerError as error:
+                        lost(error, name)
+                        continue
+                    measured = results.engines[name]
+                    measured.runs.setdefault(case.name, []).append(trace)
+                    say(f"round {repeat} of {repeats}: {case.name} {name}: {_figures(case, trace)}")
+        for name, worker in workers.items():
+            results.engines[name].compile_seconds = worker.compile_seconds
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return results
+
+
+def _started(name: str, options: Options, out: Path, vllm_python: str | None) -> Worker:
+    python = interpreter(name, vllm_python)
+    log, cache = out / "logs" / f"{name}.log", out / "cache" / name
+    return Worker(options, python, log, cache)
+
+
+def _warmed_up(worker: Worker, cases: Sequence[Case], out: Path) -> Measured:
+    """Every case once, shortened: nobody pays for the first use of a shape in a run that counts."""
+    started = time.perf_counter()
+    for case in cases:
+        worker.run(case.shortened(), out / "traces" / f"{worker.name}-warm-up.jsonl")
+    (out / "traces" / f"{worker.name}-warm-up.jsonl").unlink()
+    seconds = time.perf_counter() - started
+    return Measured(
+        worker.name, worker.versions, worker.start_seconds, seconds, worker.compile_seconds
+    )
+
+
+def _figures(case: Case, trace: Trace) -> str:
+    return ", ".join(f"{m.label} {m.of(trace):.3g} {m.unit}" for m in measures(case))
+
+
+def baseline(name: str, engines: Sequence[str]) -> str | None:
+    """The minichunk that an engine is compared with: compiled with compiled, eager with eager."""
+    wanted = "minichunk-compiled" if ENGINES[name].compiled else "minichunk"
+    return wanted if wanted in engines and not name.startswith("minichunk") else None
+
+
+def ratio(results: Results, name: str, case: Case, measure: Measure) -> float | None:
+    """How many times as fast as this engine minichunk is, by medians."""
+    ours = baseline(name, list(results.engines))
+    if ours is None:
+        return None
+    mine = results.engines[ours].values(case, measure)
+    theirs = results.engines[name].values(case, measure)
+    return measure.times_as_good(median(mine), median(theirs)) if mine and theirs else None
