@@ -12,7 +12,13 @@ from typing import Any
 
 from minichunk.core.plan import ScheduledChunk, StepPlan
 from minichunk.core.recorder import Recorder
-from minichunk.core.request import FinishReason, Request, RequestSpec, SamplingParams
+from minichunk.core.request import (
+    FinishReason,
+    Request,
+    RequestSpec,
+    RequestStatus,
+    SamplingParams,
+)
 from minichunk.core.trace import Trace
 
 
@@ -93,5 +99,5 @@ class Recording:
         assert record.output_token_ids is not None
         record.output_token_ids.append(int(token))
         if len(request.output_token_ids) == request.params.max_tokens:
-            request.finish_reason = FinishReason.LENGTH
+            request.status, request.finish_reason = RequestStatus.FINISHED, FinishReason.LENGTH
             self._recorder.finish(request, FinishReason.LENGTH, now, "finish")

@@ -20,9 +20,10 @@ from minichunk.viz.html import to_html
 
 NOTE = (
     "Each cell: the median of {repeats} interleaved runs (lowest to highest), then how many times "
-    "as fast minichunk is as this engine (compiled against compiled). Throughput counts the output "
-    "tokens from the first arrival to the last token; the longest gap is the longest wait between two "
-    "tokens of those who were decoding. Greedy, fixed lengths, prefix caching off everywhere."
+    "as fast minichunk is as this engine (compiled against compiled). Throughput counts output "
+    "tokens from the first arrival to the last token; the longest gap is the longest wait between "
+    "two tokens of those who were decoding. Greedy, fixed lengths, no prefix caching anywhere. A "
+    "static batch (Transformers' generate) has no gaps: newcomers wait until it has ended."
 )
 
 
