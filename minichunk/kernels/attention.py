@@ -16,10 +16,10 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from minichunk.kernels._triton import dot, jit, next_power_of_2, tl
 from minichunk.kernels.attention_metadata import AttentionMetadata
+from minichunk.kernels.attention_torch import paged_attention_torch
 from minichunk.kernels.backend import num_multiprocessors, runs_on_triton, target_name
 from minichunk.kernels.split_kv import choose_num_splits, combine_splits
 from minichunk.kernels.tiles import AttentionTile, attention_tile
@@ -51,43 +51,6 @@ def paged_attention(
     if runs_on_triton(backend, q):
         return paged_attention_triton(q, k_cache, v_cache, metadata, scale)
     return paged_attention_torch(q, k_cache, v_cache, metadata, scale)
-
-
-def paged_attention_torch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
-) -> Tensor:
-    """`paged_attention` in torch, on any device; fed with float64 it is the kernel's reference."""
-    num_kv_heads, head_dim = k_cache.shape[2:]
-    group_size = q.shape[1] // num_kv_heads
-    keys, values = (
-        k_cache.view(-1, num_kv_heads * head_dim),
-        v_cache.view(-1, num_kv_heads * head_dim),
-    )
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    for group in metadata.gather_groups:
-        batch, num_queries, num_keys = group.mask.shape
-        kv_shape = (batch, num_keys, num_kv_heads, head_dim)
-        # The query heads that share a KV head become further query rows, so K and V need no copies.
-        folded = (
-            q.index_select(0, group.tokens)
-            .view(batch, num_queries, num_kv_heads, group_size, head_dim)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(batch, num_kv_heads, group_size * num_queries, head_dim)
-        )
-        mask = group.mask[:, None, None].expand(batch, 1, group_size, num_queries, num_keys)
-        attended = scaled_dot_product_attention(
-            folded,
-            keys.index_select(0, group.slots).view(kv_shape).transpose(1, 2),
-            values.index_select(0, group.slots).view(kv_shape).transpose(1, 2),
-            attn_mask=mask.reshape(batch, 1, group_size * num_queries, num_keys),
-            scale=scale,
-        )
-        out[group.tokens] = (
-            attended.view(batch, num_kv_heads, group_size, num_queries, head_dim)
-            .permute(0, 3, 1, 2, 4)
-            .reshape(batch * num_queries, num_kv_heads * group_size, head_dim)
-        )
-    return out
 
 
 def paged_attention_triton(

@@ -7,31 +7,13 @@ shows the ragged batch: sequences of different lengths lie end to end, without p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-QUERY_TILE = 256  # torch path: query tokens of a chunk that are attended at a time
-SHORTEST_BUCKET = 8  # torch path: decodes of up to 2**8 tokens share one padded batch
-
-
-@dataclass(frozen=True)
-class GatherGroup:
-    """Work for one dense attention call of the torch path: B sequences, L query tokens of each.
-
-    tokens [B * L]   rows of q
-    slots  [B * S]   cache slots of each sequence's keys; where a sequence is shorter than S, its
-                     own last slot again, because an unwritten slot may hold NaN and 0 * NaN is NaN
-    mask   [B, L, S] True where a query token sees a key
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    mask: Tensor
+from minichunk.kernels.attention_torch import ChunkCall, DecodeCall, plan_dense_calls
 
 
 @dataclass(frozen=True)
@@ -54,6 +36,9 @@ class AttentionMetadata:
     block_size: int
     max_query_len: int
     max_seq_len: int
+    _dense_calls: dict[torch.dtype, tuple[DecodeCall | ChunkCall, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def build(
@@ -103,47 +88,8 @@ class AttentionMetadata:
     def num_seqs(self) -> int:
         return len(self.seq_lens)
 
-    @cached_property
-    def gather_groups(self) -> tuple[GatherGroup, ...]:
-        """The step as dense attention calls (torch path only; computed once per step).
-
-        Decodes of similar length are one call, padded to the longest: the lengths of a bucket
-        differ by at most a factor of 2 above 2**SHORTEST_BUCKET tokens. Chunks go one by one, in
-        tiles of QUERY_TILE tokens, and a tile leaves out the keys that lie after its last token.
-        """
-        starts, lengths = self.cu_seqlens_q.tolist(), self.seq_lens.tolist()
-        buckets: defaultdict[int, list[int]] = defaultdict(list)
-        groups = []
-        for seq, length in enumerate(lengths):
-            start, stop = starts[seq], starts[seq + 1]
-            if length == 0 or start == stop:
-                continue
-            if stop - start == 1:
-                buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
-                continue
-            for tile in range(start, stop, QUERY_TILE):
-                tile_stop = min(tile + QUERY_TILE, stop)
-                seen = length - (stop - tile_stop)
-                groups.append(self._group([seq], [tile], tile_stop - tile, [seen]))
-        for seqs in buckets.values():
-            seen_by = [lengths[seq] for seq in seqs]
-            groups.append(self._group(seqs, [starts[seq] for seq in seqs], 1, seen_by))
-        return tuple(groups)
-
-    def _group(
-        self, seqs: list[int], first_tokens: list[int], num_queries: int, lengths: list[int]
-    ) -> GatherGroup:
-        """A group of `num_queries` query tokens each, the last of which sees `lengths` keys."""
-        device = self.block_tables.device
-        length = torch.tensor(lengths, device=device)[:, None]
-        query = torch.arange(num_queries, device=device)
-        key = torch.arange(max(lengths), device=device)
-        position = torch.minimum(key, length - 1)  # [B, S]
-        tables = self.block_tables[torch.tensor(seqs, device=device)].long()
-        slots = (
-            tables.gather(1, position // self.block_size) * self.block_size
-            + position % self.block_size
-        )
-        tokens = torch.tensor(first_tokens, device=device)[:, None] + query
-        last_seen = length - num_queries + query  # [B, L]: a token sees the keys up to itself
-        return GatherGroup(tokens.flatten(), slots.flatten(), key <= last_seen[:, :, None])
+    def dense_calls(self, dtype: torch.dtype) -> tuple[DecodeCall | ChunkCall, ...]:
+        """The step as dense attention calls (torch path only; planned once per step)."""
+        if dtype not in self._dense_calls:
+            self._dense_calls[dtype] = tuple(plan_dense_calls(self, dtype))
+        return self._dense_calls[dtype]

@@ -39,8 +39,9 @@ def rms_norm_torch(
     if residual is not None:
         x = x + residual
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (normed * weight).to(x.dtype), x
+    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    inverse_rms = torch.rsqrt(length.square() / x.shape[-1] + eps)
+    return (wide * inverse_rms).mul_(weight).to(x.dtype), x
 
 
 def rms_norm_triton(

@@ -26,7 +26,7 @@ def greedy(logits: Tensor, *, backend: str = "torch") -> Tensor:
     """The most likely token of each row, the lowest id on a tie. [rows, vocab] -> [rows] int64."""
     if runs_on_triton(backend, logits):
         return sample_triton(logits, None, None, None)
-    return logits.argmax(dim=-1)
+    return logits.max(dim=-1).indices  # on a CPU several times faster than argmax, and as exact
 
 
 def gumbel_sample(
@@ -55,7 +55,7 @@ def gumbel_sample_torch(
     noise = gumbel_noise(seeds, positions, logits.shape[-1])
     hot = temperatures[:, None] > 0
     scores = logits.float() / torch.where(hot, temperatures[:, None], 1.0)
-    return torch.where(hot, scores + noise, scores).argmax(dim=-1)
+    return torch.where(hot, scores + noise, scores).max(dim=-1).indices
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

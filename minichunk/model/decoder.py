@@ -14,7 +14,6 @@ from torch.nn.functional import embedding
 from minichunk.kernels.attention import paged_attention
 from minichunk.kernels.rms_norm import rms_norm
 from minichunk.kernels.rope import rope_and_cache
-from minichunk.kernels.swiglu import swiglu
 from minichunk.model.batch import Batch
 from minichunk.model.config import ModelConfig
 from minichunk.model.weights import DecoderWeights, LayerWeights
@@ -87,7 +86,7 @@ class Decoder:
         """Output projection and MLP; returns the MLP's output and the residual stream before it."""
         hidden = layer.output(attended.flatten(1))
         normed, residual = self._norm(hidden, layer.mlp_norm, residual)
-        return layer.down(swiglu(layer.gate_up(normed), backend=self.backend)), residual
+        return layer.down(layer.gate_up(normed, backend=self.backend)), residual
 
     def _norm(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return rms_norm(x, weight, self.config.rms_norm_eps, residual, backend=self.backend)

@@ -1,4 +1,4 @@
-"""A matrix product with its weight in the layout that the hardware reads fastest.
+"""Matrix products with their weights in the layout that the hardware reads fastest.
 
 Four of these are nearly all the time of a layer. On a CPU, oneDNN multiplies from a blocked layout;
 given a plain matrix it re-orders it in every call, which for the ten rows of a decode step costs as
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from minichunk.kernels.swiglu import swiglu
+
 PACK_ROWS = 16  # the layout is chosen for about this many rows of x: a batch of decodes
 
 
@@ -18,7 +20,7 @@ class Linear:
     """y = x Wᵀ + b, for x [rows, inputs], W [outputs, inputs] and b [outputs].
 
     `packed` is a wish: it is granted on CPUs for bfloat16 and float32 where torch has oneDNN, and
-    `weight` is then the blocked tensor, which only this class can read.
+    `weight` is then the blocked tensor, which only this file can read.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = False) -> None:
@@ -32,6 +34,33 @@ class Linear:
         if self.packed:
             return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return linear(x, self.weight, self.bias)
+
+
+class GatedLinear:
+    """silu(x Wgᵀ) * (x Wuᵀ), the first half of an MLP. Rows of `weight`: the gate's Wg, then Wu.
+
+    Plain, it is one product and then `swiglu`. Packed, it is two products that do the activation
+    themselves, on results that are still in registers; at 2,000 rows that is a fifth of the time.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = False) -> None:
+        self.packed = packed and can_pack(weight)
+        if self.packed:
+            biases = (None, None) if bias is None else bias.chunk(2)
+            self.gate, self.up = (
+                Linear(part, part_bias, packed=True)
+                for part, part_bias in zip(weight.chunk(2), biases, strict=True)
+            )
+        else:
+            self.both = Linear(weight, bias)
+
+    def __call__(self, x: Tensor, *, backend: str = "torch") -> Tensor:
+        if not self.packed:
+            return swiglu(self.both(x), backend=backend)
+        gate, up = self.gate, self.up
+        ops = torch.ops.mkldnn
+        activated = ops._linear_pointwise(x, gate.weight, gate.bias, "swish", [], "")
+        return ops._linear_pointwise.binary(x, activated, up.weight, up.bias, "mul")
 
 
 def can_pack(weight: Tensor) -> bool:

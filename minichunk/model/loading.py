@@ -12,6 +12,7 @@ from minichunk.kernels.backend import choose_backend
 from minichunk.model.config import one_line
 from minichunk.model.errors import ModelError
 from minichunk.model.executor import ModelExecutor
+from minichunk.model.host_memory import keep_freed_memory
 from minichunk.model.resolve import ResolvedModel
 from minichunk.model.weights import load_weights
 
@@ -39,8 +40,11 @@ def load_executor(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     kernels = backend_for(backend, where, precision)
-    # Packed weights are opaque to torch.compile, which arranges plain ones itself.
-    packed = where.type == "cpu" and not compiled
+    # Packed weights are opaque to torch.compile, which arranges plain ones itself, and their
+    # products do the activation themselves, which is a kernel of ours on Triton.
+    packed = where.type == "cpu" and kernels == "torch" and not compiled
+    if where.type == "cpu":
+        keep_freed_memory()
     try:
         weights = load_weights(model.tensors, model.config, where, precision, packed=packed)
     except torch.OutOfMemoryError as error:

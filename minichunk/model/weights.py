@@ -20,7 +20,7 @@ from torch import Tensor
 
 from minichunk.model.config import ModelConfig, one_line
 from minichunk.model.errors import ModelError
-from minichunk.model.linear import Linear
+from minichunk.model.linear import GatedLinear, Linear
 
 # Stored by some checkpoints although they follow from the configuration.
 IGNORED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "masked_bias")
@@ -28,7 +28,7 @@ IGNORED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "masked_bias")
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Rows of `qkv`: q heads, k heads, v heads; rows of `gate_up`: gate, then up."""
+    """One layer. Rows of `qkv`: q heads, k heads, v heads."""
 
     input_norm: Tensor
     qkv: Linear
@@ -36,7 +36,7 @@ class LayerWeights:
     k_norm: Tensor | None
     output: Linear
     mlp_norm: Tensor
-    gate_up: Linear
+    gate_up: GatedLinear
     down: Linear
 
 
@@ -242,9 +242,15 @@ def load_weights(
             part.copy_(source.get(f"{name}.{suffix}"))
         return out
 
-    def linear(prefix: str, *names: str, bias: bool) -> Linear:
+    def parts(prefix: str, *names: str, bias: bool) -> tuple[Tensor, Tensor | None]:
         full = [prefix + name for name in names]
-        return Linear(fused(full, "weight"), fused(full, "bias") if bias else None, packed=packed)
+        return fused(full, "weight"), fused(full, "bias") if bias else None
+
+    def linear(prefix: str, *names: str, bias: bool) -> Linear:
+        return Linear(*parts(prefix, *names, bias=bias), packed=packed)
+
+    def gated(prefix: str, gate: str, up: str, *, bias: bool) -> GatedLinear:
+        return GatedLinear(*parts(prefix, gate, up, bias=bias), packed=packed)
 
     layers = []
     for index in range(config.num_layers):
@@ -258,7 +264,7 @@ def load_weights(
                 k_norm=fused([attention + "k_norm"], "weight") if config.qk_norm else None,
                 output=linear(attention, "o_proj", bias=config.output_bias),
                 mlp_norm=fused([layer + "post_attention_layernorm"], "weight"),
-                gate_up=linear(mlp, "gate_proj", "up_proj", bias=config.mlp_bias),
+                gate_up=gated(mlp, "gate_proj", "up_proj", bias=config.mlp_bias),
                 down=linear(mlp, "down_proj", bias=config.mlp_bias),
             )
         )

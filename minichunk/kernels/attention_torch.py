@@ -1,0 +1,163 @@
+"""Paged attention in torch: the step as a few dense calls of scaled_dot_product_attention.
+
+This is what runs where Triton does not, and, fed with float64, what its kernels are checked
+against. The paged cache is made dense by gathering: decodes of similar length are one padded call,
+and each chunk of a prompt is a call of its own. It shows what a paged kernel is good for: the
+gathered keys and values are written and read once more than a kernel would.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from minichunk.kernels.attention_metadata import AttentionMetadata
+
+QUERY_TILE = 512  # query tokens of a chunk that are attended at a time, behind a computed prefix
+SHORTEST_BUCKET = 8  # decodes of up to 2**8 tokens share one padded call
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """B sequences with one query token each, padded to S keys.
+
+    rows  of q, [B] or a slice
+    slots [B * S] in the cache; where a sequence is shorter than S, its own last slot again,
+          because an unwritten slot may hold NaN, and 0 * NaN is NaN
+    bias  [B, 1, 1, S] added to the scores: 0, or -inf for padding
+    """
+
+    rows: Tensor | slice
+    slots: Tensor
+    bias: Tensor
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        batch, _, _, num_keys = self.bias.shape
+        num_kv_heads = keys.shape[1]
+        # The query heads that share a KV head become query rows, so K and V need no copies.
+        folded = q[self.rows].unflatten(1, (num_kv_heads, -1))  # [B, kv heads, group, dim]
+
+        def gathered(cache: Tensor) -> Tensor:  # [B, kv heads, S, dim]
+            return cache.index_select(0, self.slots).unflatten(0, (batch, -1)).transpose(1, 2)
+
+        attended = scaled_dot_product_attention(
+            folded,
+            gathered(keys),
+            gathered(values),
+            attn_mask=self.bias.expand(batch, 1, folded.shape[2], num_keys),
+            scale=scale,
+        )
+        return attended.flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class ChunkCall:
+    """L query tokens of one prompt, and the S keys up to the last of them.
+
+    rows  of q, a slice
+    slots [S] in the cache
+    bias  [L, S] added to the scores: 0 or -inf; None at the beginning of a prompt, where L = S and
+          torch's own causal mask spares half of the work
+    """
+
+    rows: slice
+    slots: Tensor
+    bias: Tensor | None
+
+    def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        num_kv_heads = keys.shape[1]
+        heads = q[self.rows].unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+        group_size = heads.shape[1]
+
+        def gathered(cache: Tensor) -> Tensor:  # [kv heads, group (not copied), S, dim]
+            picked = cache.index_select(0, self.slots).transpose(0, 1)
+            return picked[:, None].expand(-1, group_size, -1, -1)
+
+        attended = scaled_dot_product_attention(
+            heads,
+            gathered(keys),
+            gathered(values),
+            attn_mask=self.bias,
+            is_causal=self.bias is None,
+            scale=scale,
+        )
+        return attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def paged_attention_torch(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    """`paged_attention` in torch, on any device and in any floating-point type."""
+    keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [slots, kv heads, dim]
+    calls = metadata.dense_calls(q.dtype)
+    if len(calls) == 1 and calls[0].rows == slice(0, len(q)):
+        return calls[0](q, keys, values, scale)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    for call in calls:
+        out[call.rows] = call(q, keys, values, scale)
+    return out
+
+
+def plan_dense_calls(
+    metadata: AttentionMetadata, dtype: torch.dtype
+) -> Iterator[DecodeCall | ChunkCall]:
+    """The calls of a step, each with a bias of `dtype`. All layers use the same ones.
+
+    The lengths of a decode call differ by at most a factor of 2 above 2**SHORTEST_BUCKET tokens. A
+    chunk behind a computed prefix goes in tiles of QUERY_TILE tokens, each of which leaves out the
+    keys after its last token.
+    """
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    buckets: defaultdict[int, list[int]] = defaultdict(list)
+    for seq, length in enumerate(lengths):
+        start, stop = starts[seq], starts[seq + 1]
+        if length == 0 or start == stop:
+            continue
+        if stop - start == 1:
+            buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
+            continue
+        slots = _slots(metadata, [seq], [length])[0]
+        prefix = length - (stop - start)
+        if prefix == 0:
+            yield ChunkCall(slice(start, stop), slots, None)
+            continue
+        for tile in range(start, stop, QUERY_TILE):
+            tile_stop = min(tile + QUERY_TILE, stop)
+            first, last = prefix + tile - start, prefix + tile_stop - start  # positions
+            sees = torch.arange(last) <= torch.arange(first, last)[:, None]
+            yield ChunkCall(slice(tile, tile_stop), slots[:last], _bias(sees, metadata, dtype))
+    for seqs in buckets.values():
+        seen_by = [lengths[seq] for seq in seqs]
+        sees = torch.arange(max(seen_by)) < torch.tensor(seen_by)[:, None, None, None]
+        slots = _slots(metadata, seqs, seen_by).flatten()
+        rows = _rows([starts[seq] for seq in seqs], metadata.cu_seqlens_q.device)
+        yield DecodeCall(rows, slots, _bias(sees, metadata, dtype))
+
+
+def _slots(metadata: AttentionMetadata, seqs: list[int], lengths: list[int]) -> Tensor:
+    """Where the tokens of some sequences lie in the cache, [sequences, longest] int64."""
+    device, block_size = metadata.block_tables.device, metadata.block_size
+    length = torch.tensor(lengths, device=device)[:, None]
+    position = torch.minimum(torch.arange(max(lengths), device=device), length - 1)
+    tables = metadata.block_tables[torch.tensor(seqs, device=device)].long()
+    return tables.gather(1, position // block_size) * block_size + position % block_size
+
+
+def _bias(sees: Tensor, metadata: AttentionMetadata, dtype: torch.dtype) -> Tensor:
+    hidden = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
+    return hidden.to(metadata.block_tables.device)
+
+
+def _rows(rows: list[int], device: torch.device) -> Tensor | slice:
+    """A slice where the rows are neighbours: a view then, instead of a copy."""
+    first, last = rows[0], rows[-1]
+    if rows == list(range(first, last + 1)):
+        return slice(first, last + 1)
+    return torch.tensor(rows, device=device)
