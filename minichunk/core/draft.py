@@ -30,7 +30,7 @@ class StepDraft:
         self.pool = scheduler.pool
         self.block_size = scheduler.config.block_size
         self.budget_left = scheduler.config.max_num_batched_tokens
-        self.chunks: dict[str, ScheduledChunk] = {}
+        self.granted: dict[str, int] = {}  # tokens, by request, in the order of the offers
         self.preempted: dict[str, Request] = {}
         self.reasons: dict[str, SkipReason] = {}
 
@@ -40,54 +40,79 @@ class StepDraft:
 
     def answer(self, offer: Any) -> int:
         """How many tokens the offer is granted. A `PolicyError` says what is wrong with it."""
-        if not isinstance(offer, tuple) or not 2 <= len(offer) <= 3:
+        if type(offer) is tuple and len(offer) == 2:
+            (request, num_tokens), whole = offer, False
+        elif isinstance(offer, tuple) and len(offer) == 3:
+            request, num_tokens, whole = offer
+        else:
             self._complain(f"yielded {offer!r}; it must yield `request, num_tokens` or an Offer")
-        request, num_tokens, whole = offer if len(offer) == 3 else (*offer, False)
         if not isinstance(request, Request):
             self._complain(f"yielded {offer!r}; its first part must be a request of the view")
         if type(num_tokens) is not int:
             num_tokens = self._whole_number(request, num_tokens)
         request_id = request.request_id
-        if request_id in self.chunks:
+        if request_id in self.granted:
             self._complain(f"offered request {request_id!r} twice in one step")
-        if self.running.get(request_id) is request:
-            return self._grow(request, num_tokens, whole)
-        if request.status is not RequestStatus.WAITING:
-            what = "finished" if request.is_finished else "another engine's"
-            self._complain(f"offered request {request_id!r}, which is {what}")
-        if request_id in self.preempted:
-            return 0  # at the earliest in the next step
-        if request is not self.scheduler.head():
-            self._complain(
-                f"offered request {request_id!r}, which is not the head of the queue: "
-                "nobody overtakes"
-            )
-        return self._admit(request, num_tokens, whole)
+        if self.running.get(request_id) is not request:
+            granted = self._admit(request, num_tokens, whole)
+        elif (
+            num_tokens == 1
+            and self.budget_left > 0
+            and request.num_computed_tokens < len(request.table.blocks) * self.block_size
+        ):
+            granted = 1  # a decode, mostly, with room in its last block: nothing to clip
+        else:
+            granted = self._grow(request, num_tokens, whole)
+        if granted:
+            self.granted[request_id] = granted
+            self.budget_left -= granted
+            if self.budget_left < 0:  # a whole prompt above the budget, alone in its step
+                self.budget_left = 0
+        return granted
 
     def plan(self, step: int) -> StepPlan:
         """The finished draft, as plain data."""
         return StepPlan(
             step=step,
-            chunks=tuple(self.chunks.values()),
+            chunks=tuple(self._chunks()),
             budget=self.config.max_num_batched_tokens,
             block_size=self.block_size,
             preempted=tuple(self.preempted),
             skipped=self._skipped(),
         )
 
+    def _chunks(self) -> list[ScheduledChunk]:
+        """The grants with all that an executor needs to know about them."""
+        chunks, running = [], self.running
+        new = tuple.__new__  # what ScheduledChunk(...) does in the end, without a call in between
+        for request_id, num_tokens in self.granted.items():
+            request = running[request_id]
+            start, num_prompt_tokens = request.num_computed_tokens, request.num_prompt_tokens
+            stop, num_outputs = start + num_tokens, len(request.output_token_ids)
+            samples = stop == num_prompt_tokens + num_outputs
+            fields = (
+                request_id,
+                start,
+                num_tokens,
+                request.token_ids(start, stop),
+                request.table.blocks,
+                request.params if samples else None,
+                samples and num_tokens == 1 and num_outputs > 0,
+                num_prompt_tokens,
+            )
+            chunks.append(new(ScheduledChunk, fields))
+        return chunks
+
     # Grants ----------------------------------------------------------------------------------
 
     def _grow(self, request: Request, num_tokens: int, whole: bool) -> int:
         """Grant tokens to a running request, evicting the order's last if it has no block left."""
         computed = request.num_computed_tokens
-        if num_tokens == 1 and self.budget_left > 0:
-            limit = 1  # a decode, mostly: nothing to clip
-        else:
-            limit = self._limit(request, num_tokens, computed, whole)
-            if limit < 1:
-                return 0
+        limit = self._limit(request, num_tokens, computed, whole)
+        if limit < 1:
+            return 0
         held = len(request.table.blocks)
-        missing = -(-(computed + limit) // self.block_size) - held
+        missing = self.pool.blocks_for(computed + limit) - held
         if missing > 0:
             if missing > self.pool.num_free:
                 if not self._make_room(request, missing if whole else 1):
@@ -95,11 +120,13 @@ class StepDraft:
                 missing = min(missing, self.pool.num_free)
                 limit = min(limit, (held + missing) * self.block_size - computed)
             self.scheduler.cache.take(request, missing)
-        self._write(request, limit)
         return limit
 
     def _admit(self, request: Request, num_tokens: int, whole: bool) -> int:
         """Let the queue's head in, if there is a slot and its whole prompt will find blocks."""
+        self._check_is_head(request)
+        if request.request_id in self.preempted:
+            return 0  # at the earliest in the next step
         scheduler, cache, order = self.scheduler, self.scheduler.cache, self.scheduler.order
         if not all(order.may_preempt(request, victim) for victim in self.preempted.values()):
             return self._refuse(request, SkipReason.BLOCKS)
@@ -126,7 +153,6 @@ class StepDraft:
                 self._preempt(victim)
         scheduler.start(request, hits, promised)
         cache.take(request, self.pool.blocks_for(computed + limit) - len(hits))
-        self._write(request, limit)
         return limit
 
     def _limit(self, request: Request, num_tokens: int, computed: int, whole: bool) -> int:
@@ -136,7 +162,7 @@ class StepDraft:
         if limit < 1:
             return self._refuse(request, SkipReason.POLICY)
         if whole:
-            alone = limit > config.max_num_batched_tokens and not self.chunks
+            alone = limit > config.max_num_batched_tokens and not self.granted
             if limit > self.budget_left and not alone:
                 return self._refuse(request, SkipReason.WHOLE)
             return limit
@@ -147,25 +173,6 @@ class StepDraft:
         if self.budget_left < 1:
             return self._refuse(request, SkipReason.BUDGET)
         return min(limit, self.budget_left)
-
-    def _write(self, request: Request, num_tokens: int) -> None:
-        """Put the chunk into the plan."""
-        start = request.num_computed_tokens
-        stop = start + num_tokens
-        num_outputs = len(request.output_token_ids)
-        samples = stop == request.num_prompt_tokens + num_outputs
-        self.chunks[request.request_id] = ScheduledChunk(
-            request.request_id,
-            start,
-            num_tokens,
-            request.token_ids(start, stop),
-            request.table.blocks,
-            request.params if samples else None,
-            samples and num_tokens == 1 and num_outputs > 0,
-            request.num_prompt_tokens,
-        )
-        # A whole prompt above the budget is alone in its step: nothing is left then.
-        self.budget_left = max(0, self.budget_left - num_tokens)
 
     def _others_want_prefill(self, request: Request) -> bool:
         """Does anybody else want prompt tokens?"""
@@ -198,10 +205,8 @@ class StepDraft:
 
     def _preempt(self, victim: Request) -> None:
         """Evict the victim and undo its grant, if it has one in this step."""
-        chunk = self.chunks.pop(victim.request_id, None)
-        if chunk is not None:
-            budget = self.config.max_num_batched_tokens
-            self.budget_left = min(budget, self.budget_left + chunk.num_tokens)
+        undone = self.granted.pop(victim.request_id, 0)
+        self.budget_left = min(self.config.max_num_batched_tokens, self.budget_left + undone)
         self.preempted[victim.request_id] = victim
         self.scheduler.preempt(victim)
 
@@ -215,9 +220,9 @@ class StepDraft:
         """Reasons for the running, for the queue's head, and one row for those behind it."""
         scheduler, preempted = self.scheduler, self.preempted
         rows = []
-        if len(self.chunks) < len(scheduler.running):
+        if len(self.granted) < len(scheduler.running):
             for request_id in scheduler.running:
-                if request_id not in self.chunks:
+                if request_id not in self.granted:
                     reason = self.reasons.get(request_id, SkipReason.POLICY)
                     rows.append(SkippedRequest(request_id, reason))
         rows += [SkippedRequest(request_id, SkipReason.PREEMPTED) for request_id in preempted]
@@ -240,6 +245,16 @@ class StepDraft:
         return tuple(rows)
 
     # What a policy did wrong -----------------------------------------------------------------
+
+    def _check_is_head(self, request: Request) -> None:
+        if request.status is not RequestStatus.WAITING:
+            what = "finished" if request.is_finished else "another engine's"
+            self._complain(f"offered request {request.request_id!r}, which is {what}")
+        if request.request_id not in self.preempted and request is not self.scheduler.head():
+            self._complain(
+                f"offered request {request.request_id!r}, which is not the head of the queue: "
+                "nobody overtakes"
+            )
 
     def _whole_number(self, request: Request, num_tokens: Any) -> int:
         try:

@@ -73,6 +73,8 @@ class Engine:
             on_block=self.recorder.block,
             on_lifecycle=self.recorder.lifecycle,
         )
+        in_pool = config.num_blocks * config.block_size
+        self._longest = min(in_pool + 1, config.max_model_len or in_pool + 1)  # a request ends here
         self.requests: dict[str, Request] = {}  # those that are not finished yet
         self._num_added = 0
         self._agenda = Agenda()
@@ -233,10 +235,9 @@ class Engine:
         """
         failure = None
         requests, records, charge = self.requests, self.trace.requests, self.scheduler.order.charge
-        for chunk in plan.chunks:
-            if chunk.sampling is None:
+        for request_id, _, _, _, _, sampling, _, _ in plan.chunks:
+            if sampling is None:
                 continue
-            request_id = chunk.request_id
             request = requests.get(request_id)
             if request is None:
                 continue  # cancelled while the step ran: nothing of it may appear
@@ -266,26 +267,25 @@ class Engine:
         return failure
 
     def _finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        params = request.params
+        params, num_outputs = request.params, len(request.output_token_ids)
         if token in params.stop_token_ids:
             return FinishReason.STOP
         if token in self.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
-        num_outputs = len(request.output_token_ids)
         if num_outputs >= params.max_tokens:
             return FinishReason.LENGTH
-        num_tokens, limit = request.num_prompt_tokens + num_outputs, self.config.max_model_len
+        num_tokens = request.num_prompt_tokens + num_outputs
+        if num_tokens < self._longest:
+            return None
+        limit, pool = self.config.max_model_len, self.scheduler.pool
         if limit is not None and num_tokens >= limit:
             request.note = f"reached max_model_len={limit} tokens (prompt and outputs)"
-            return FinishReason.LENGTH
-        pool = self.scheduler.pool
-        if num_tokens > pool.num_blocks * pool.block_size:
+        else:
             request.note = (
                 f"its {num_tokens} tokens outgrow the whole block pool of "
                 f"num_blocks={pool.num_blocks} × block_size={pool.block_size} tokens"
             )
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH
 
     def _finish(self, request: Request, reason: FinishReason, now: float, kind: str) -> None:
         request.finish_reason = reason

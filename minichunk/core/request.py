@@ -41,6 +41,11 @@ class RequestStatus(str, Enum):
     __str__ = str.__str__
 
 
+# Members by a name of their own: before Python 3.12, looking one up in its class is slow, and the
+# properties below are asked for every request in every step.
+WAITING, RUNNING, FINISHED = RequestStatus
+
+
 class FinishReason(str, Enum):
     """Why a request ended: by itself (`stop`), at a limit (`length`), or from outside."""
 
@@ -186,12 +191,12 @@ class Request:
         return (
             num_outputs > 0
             and self.num_computed_tokens == self.num_prompt_tokens + num_outputs - 1
-            and self.status is RequestStatus.RUNNING
+            and self.status is RUNNING
         )
 
     @property
     def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
+        return self.status is FINISHED
 
     def token_ids(self, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions [start, stop); empty where only the prompt's shape is known."""
@@ -199,7 +204,12 @@ class Request:
             return ()
         prompt_length = self.num_prompt_tokens
         if start >= prompt_length:
-            return tuple(self.output_token_ids[start - prompt_length : stop - prompt_length])
+            outputs, first = self.output_token_ids, start - prompt_length
+            return (
+                (outputs[first],)
+                if stop == start + 1
+                else tuple(outputs[first : stop - prompt_length])
+            )
         if stop <= prompt_length:
             return self.prompt[start:stop]
         return self.prompt[start:] + tuple(self.output_token_ids[: stop - prompt_length])

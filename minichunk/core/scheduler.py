@@ -106,7 +106,7 @@ class Scheduler:
                 pass
             plan = draft.plan(self.num_steps)
         except BaseException:
-            self._trim(draft.chunks)
+            self._trim(draft.granted)
             raise
         self.num_steps += 1
         self._plan_before, self.last_plan = self.last_plan, plan
@@ -148,7 +148,7 @@ class Scheduler:
             if num_offers > patience:
                 raise PolicyError(f"policy {name!r} does not end: {num_offers} offers")
             granted = draft.answer(offer)
-        if draft.chunks or not self.has_work:
+        if draft.granted or not self.has_work:
             return True
         if len(draft.preempted) > evicted_before:
             return False

@@ -49,7 +49,7 @@ class StepView:
     @property
     def num_scheduled_tokens(self) -> int:
         """Tokens given away so far in this step."""
-        return sum(chunk.num_tokens for chunk in self._draft.chunks.values())
+        return sum(self._draft.granted.values())
 
     @property
     def free_blocks(self) -> int:

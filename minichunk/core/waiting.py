@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator
 
 from minichunk.core.orders import Order, place
-from minichunk.core.request import UNPLACED, Rank, Request, RequestStatus
+from minichunk.core.request import UNPLACED, WAITING, Rank, Request
 
 Entry = tuple[Rank, Request]
 GroupEntry = tuple[float, Rank, str]
@@ -64,7 +64,7 @@ class WaitingQueue:
     def has_group(self, group: str) -> bool:
         """Is anybody of this group waiting? Drops entries whose request no longer is."""
         heap = self._heaps.get(group)
-        while heap and heap[0][1].status is not RequestStatus.WAITING:
+        while heap and heap[0][1].status is not WAITING:
             heapq.heappop(heap)
         if heap is not None and not heap:
             del self._heaps[group]
@@ -76,7 +76,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         """All of them, in no particular order; for checks and displays."""
         for heap in self._heaps.values():
-            yield from (r for _, r in heap if r.status is RequestStatus.WAITING)
+            yield from (r for _, r in heap if r.status is WAITING)
 
     def _enter(self, group: str) -> None:
         """Put the group, with its present head, into the heap of groups."""
@@ -105,7 +105,7 @@ class WaitingLine:
         if not (self.short.has_group(group) or self.long.has_group(group)):
             head = self.head()
             self.order.group_joins(group, None if head is None else head.group)
-        request.status = RequestStatus.WAITING
+        request.status = WAITING
         self._queue_of(request).push(request)
 
     def remove(self, request: Request) -> None:
