@@ -37,12 +37,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module, function = arguments.run.split(":")
         getattr(importlib.import_module(module), function)(arguments)
+        sys.stdout.flush()  # here, where a reader that has gone is no error
         return 0
     except KeyboardInterrupt:
         return fail("interrupted", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # the same, met by a rich console
+            return 0
+        raise
     except (ValueError, OSError, ModelError, PolicyError) as error:
         if os.environ.get("MINICHUNK_DEBUG"):
             raise

@@ -41,6 +41,11 @@ def compare(
         raise ValueError(
             f"llm={llm!r}, model={model!r}, gpu={gpu!r}: give either llm=, or model= and gpu="
         )
+    if not isinstance(runs, Mapping) or not all(isinstance(k, Mapping) for k in runs.values()):
+        raise TypeError(
+            f"runs={runs!r} must be a dict of names and engine knobs, "
+            'e.g. {"chunked": dict(chunk_size=512)}'
+        )
     if not runs:
         raise ValueError('runs is empty: name at least one, e.g. {"chunked": dict(chunk_size=512)}')
     if iter(workload) is workload:

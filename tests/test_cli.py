@@ -440,3 +440,14 @@ def test_the_readme_lists_every_policy_and_order() -> None:
     }
     for preset in PRESETS:
         assert f"`{preset}`" in README
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["simulate", "--help"]])
+def test_a_reader_that_goes_away_is_no_error(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does when it has seen enough
+    done = subprocess.run(
+        [sys.executable, "-m", "minichunk", *command], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr.decode()) == (0, "")

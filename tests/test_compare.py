@@ -215,3 +215,10 @@ def test_a_real_model_gives_the_same_plans_and_tokens_run_after_run(tmp_path, se
     assert both.same_tokens == {str(i): None for i in range(5)}
     assert all(len(r.output_token_ids) > 5 for r in both.traces["b"].requests.values())
     assert all(step.flops > 0 for step in both.traces["b"].steps)
+
+
+@pytest.mark.parametrize("runs", [[dict(chunk_size=512)], {"chunked": 512}, "chunked"])
+def test_runs_that_are_not_names_and_knobs_are_refused_by_value(runs):
+    with pytest.raises(TypeError, match="must be a dict of names and engine knobs") as caught:
+        mc.compare(stall_scene(2, 100), runs=runs, model="llama-2-7b", gpu="h100-sxm")
+    assert f"runs={runs!r}" in str(caught.value)

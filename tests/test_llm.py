@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from minichunk.core.request import SamplingParams
 from minichunk.llm import LLM
 from minichunk.model.detokenize import REPLACEMENT
+from minichunk.model.outputs import params_for
 
 VOCAB_SIZE = 700
 CONFIG = LlamaConfig(
@@ -285,3 +286,10 @@ def test_a_folder_can_be_given_as_path_or_text(tmp_path: Path) -> None:
         LLM(tmp_path, quiet=True)
     with pytest.raises(RuntimeError, match=r"config\.json"):
         LLM(str(tmp_path), quiet=True)
+
+
+@pytest.mark.parametrize("params", [5, {"max_tokens": 5}, [5, 5], "greedy"])
+def test_params_of_another_kind_are_refused_by_value(params: object) -> None:
+    with pytest.raises(TypeError, match=r"give SamplingParams, e\.g\.") as caught:
+        params_for(["a", "b"], params)  # type: ignore[arg-type]
+    assert f"params={params!r}" in str(caught.value)

@@ -231,3 +231,19 @@ def test_shared_prefixes_hit_the_prefix_cache():
 def test_every_public_name_is_there():
     assert all(hasattr(workloads, name) for name in workloads.__all__)
     assert math.isfinite(stall_scene().requests[-1].arrival)
+
+
+@pytest.mark.parametrize("name", ["median", "p90", "minimum", "maximum"])
+def test_a_length_that_is_text_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"{name}='500' must be a number of tokens"):
+        workloads.Lengths(**{"median": 500, name: "500"})
+
+
+def test_a_workload_is_shown_by_its_counts():
+    many = workloads.poisson(5.0, 1000)
+    assert repr(many) == f"<Workload {many.name!r}: 1000 requests>"
+    spoilt = workloads.Workload("w", many.requests[:2], ("row 3", "row 4"))
+    assert repr(spoilt) == "<Workload 'w': 2 requests, 2 bad rows left out>"
+    loop = workloads.closed_loop(3, 2)
+    assert repr(loop).startswith("<ClosedLoop")
+    assert len(repr(loop)) < 80

@@ -65,7 +65,7 @@ class RequestMetrics:
     num_preemptions: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metrics:
     """A whole run. `throughput` in output tokens per second of the run's duration."""
 
@@ -87,6 +87,12 @@ class Metrics:
     recomputed_tokens: int
     cached_tokens: int
     requests: dict[str, RequestMetrics]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Metrics: {self.num_finished} of {self.num_requests} requests finished, "
+            f"{self.num_steps} steps, {self.throughput:.4g} tokens/s, {self.num_stalls} stalls>"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

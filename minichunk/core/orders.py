@@ -104,7 +104,7 @@ def resolve_order(choice: str | Order | type[Order]) -> Order:
     check_kinds(f"order {name!r}", REGISTRY[name].__init__, parameters)
     try:
         return REGISTRY[name](**parameters)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"order {choice!r}: {error}") from None
 
 
@@ -232,8 +232,14 @@ class Deadline(Order):
 
 
 def place(order: Order, request: Request) -> tuple[str, Rank]:
-    """The request's group and rank. A `PolicyError` names an order whose key cannot sort."""
-    group, key = order.group(request), order.key(request)
+    """The request's group and rank. A `PolicyError` names an order that fails or cannot sort."""
+    try:
+        group, key = order.group(request), order.key(request)
+    except Exception as error:
+        raise PolicyError(
+            f"order {order.name!r} cannot place request {request.request_id!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     numbers = key if isinstance(key, tuple) else (key,)
     for number in numbers:
         if not isinstance(number, (int, float)) or number != number:

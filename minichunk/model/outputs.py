@@ -77,6 +77,11 @@ def params_for(
     """One SamplingParams for each prompt."""
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * len(prompts)
+    if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+        raise TypeError(
+            f"params={params!r}: give SamplingParams, e.g. SamplingParams(max_tokens=16), for all "
+            "prompts, or a list with one for each"
+        )
     if len(params) != len(prompts):
         raise ValueError(
             f"{len(prompts)} prompts but {len(params)} sampling parameters: give one for all, or "

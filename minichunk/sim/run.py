@@ -14,7 +14,7 @@ import math
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor as FuturesExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from minichunk.core.clock import VirtualClock
@@ -168,17 +168,22 @@ def summary(trace: Trace) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class SLO:
-    """A promise to users: P99 of the gaps between tokens, and the median wait for admission."""
+    """A promise to users, in seconds: P99 of the gaps between tokens, median wait for admission."""
 
     p99_itl: float
     median_scheduling_delay: float = 2.0
 
     def is_met(self, figures: Mapping[str, float | None]) -> bool:
+        """Are `itl_p99` and `queue_time_p50` of a `summary` at most the promised seconds?
+
+        A figure that is None (no gaps, because no request had two tokens; nobody admitted) breaks
+        nothing and counts as 0.
+        """
         gap, wait = figures["itl_p99"], figures["queue_time_p50"]
         return (gap or 0.0) <= self.p99_itl and (wait or 0.0) <= self.median_scheduling_delay
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Capacity:
     """The highest rate (requests per second) that kept the promise, and every rate tried."""
 
@@ -190,6 +195,21 @@ class Capacity:
     def figures(self) -> dict[str, float | None]:
         """The summary at that rate; empty if even the lowest rate tried broke the promise."""
         return self.tried.get(self.rate, {})
+
+    def __repr__(self) -> str:
+        return (
+            f"<Capacity of {self.rate:.4g} requests/s, {len(self.tried)} rates tried: {self.slo}>"
+        )
+
+
+def _as_slo(limits: Any) -> SLO:
+    known = [limit.name for limit in fields(SLO)]
+    if not isinstance(limits, Mapping) or "p99_itl" not in limits or set(limits) - set(known):
+        raise ValueError(
+            f"slo={limits!r}: give an SLO, or a dict with p99_itl and, unless it is to be "
+            f"{SLO.median_scheduling_delay}, median_scheduling_delay (both in seconds)"
+        )
+    return SLO(**limits)
 
 
 def capacity(
@@ -210,7 +230,7 @@ def capacity(
     Method of Sarathi-Serve (Agrawal et al., OSDI 2024, section 5.1).
     """
     if not isinstance(slo, SLO):
-        slo = SLO(**slo)
+        slo = _as_slo(slo)
     at_rate: Callable[[float], Iterable[RequestSpec]] = getattr(workload, "at_rate", workload)
     if not start > 0 or not 0 < tolerance < 1:
         raise ValueError(f"start={start} must be above 0, tolerance={tolerance} between 0 and 1")

@@ -210,8 +210,13 @@ def _budget(trace: Trace, start: float, end: float, label: int, style: _Style) -
 
 def _axis(start: float, end: float, label: int, style: _Style) -> str:
     width = style.width - label - 1
-    left, right = duration(start), duration(end)
-    middle = duration((start + end) / 2)
+    # A window that begins late is told from its start, or its three times would read the same.
+    sign = "+" if start > 0 else ""
+    left, middle, right = (
+        duration(start),
+        sign + duration((end - start) / 2),
+        sign + duration(end - start),
+    )
     gap = max(1, (width - len(left) - len(middle) - len(right)) // 2)
     text = f"{left}{' ' * gap}{middle}"
     return " " * (label + 1) + text + right.rjust(max(1, width - len(text)))

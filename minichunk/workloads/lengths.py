@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from statistics import median
 
 # The quantile of the standard normal distribution at 0.9: fixes a lognormal by median and P90.
@@ -31,6 +32,12 @@ class Lengths:
     values: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("median", "p90", "minimum", "maximum"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) and (value is not None or name in ("median", "minimum")):
+                raise ValueError(
+                    f"{name}={value!r} must be a number of tokens, as in Lengths(1730, p90=5696)"
+                )
         if self.median < 1:
             raise ValueError(f"median={self.median} tokens must be at least 1")
         if self.p90 is not None and self.p90 < self.median:

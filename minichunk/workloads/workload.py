@@ -14,7 +14,7 @@ from statistics import median
 from minichunk.core.request import PromptShape, RequestSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Workload:
     """Requests in order of arrival. `bad_rows` names the rows that a loader could not read."""
 
@@ -24,6 +24,10 @@ class Workload:
 
     def __iter__(self) -> Iterator[RequestSpec]:
         return iter(self.requests)
+
+    def __repr__(self) -> str:
+        bad = f", {len(self.bad_rows)} bad rows left out" if self.bad_rows else ""
+        return f"<{type(self).__name__} {self.name!r}: {len(self.requests)} requests{bad}>"
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -64,7 +68,7 @@ class Turn(RequestSpec):
     turn: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClosedLoop(Workload):
     """A fixed number of users, each of whom asks again after reading the answer.
 

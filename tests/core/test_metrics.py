@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import minichunk as mc
 from minichunk.core.metrics import (
     Spread,
     goodput,
@@ -112,3 +113,12 @@ def test_slowdown_is_latency_over_what_the_tokens_cost_alone() -> None:
     per_output, per_prompt = 0.5, 0.1  # medians of (0.5, 0.5) and of (0.1, 0.075, 0.1)
     assert slowdowns(trace)["a"] == pytest.approx(4.0 / (10 * per_prompt + 4 * per_output))
     assert slowdowns(trace)["b"] == pytest.approx(4.0 / (30 * per_prompt + 2 * per_output))
+
+
+def test_metrics_are_shown_in_one_line_whatever_the_number_of_requests() -> None:
+    trace = mc.simulate(mc.workloads.poisson(20, 40, seed=1), model="llama-2-7b", gpu="h100-sxm")
+    shown = repr(trace.metrics())
+    assert "40 of 40 requests finished" in shown
+    assert f"{len(trace.steps)} steps" in shown
+    assert "\n" not in shown
+    assert len(shown) < 120

@@ -430,3 +430,22 @@ def test_priority_key_does_not_move_while_a_request_waits() -> None:
     order = Priority(ageing_seconds=10.0)
     request = Request("r", (1,), greedy(), arrival_time=20.0, priority=3)
     assert order.key(request) == (5.0, 20.0)
+
+
+def test_an_order_that_fails_is_named(rng: random.Random) -> None:
+    class Broken(Order):
+        name = "broken"
+
+        def key(self, request: Request) -> tuple[float, ...]:
+            raise LookupError("no such tenant")
+
+    engine = make_engine(order=Broken())
+    with pytest.raises(PolicyError, match=r"order 'broken'.*'r0'.*LookupError: no such tenant"):
+        engine.add_request(random_prompt(rng, 4), greedy(2), request_id="r0")
+
+
+def test_a_bad_parameter_of_an_order_names_the_order() -> None:
+    with pytest.raises(
+        ValueError, match=r"order 'priority\(ageing_seconds=-1\)': ageing_seconds=-1"
+    ):
+        resolve_order("priority(ageing_seconds=-1)")

@@ -239,3 +239,28 @@ def test_the_chosen_chunk_size_meets_its_target_and_the_next_does_not():
 def test_a_target_below_the_decode_floor_is_refused_with_the_floor():
     with pytest.raises(ValueError, match=r"decodes alone 0\.01\d+ s"):
         mc.choose_chunk_size(0.005, model="llama-2-7b", gpu="a100-80g-sxm", num_decodes=10)
+
+
+@pytest.mark.parametrize("slo", [{}, {"p99": 1.0}, 0.2, {"p99_itl": 0.1, "ttft": 1.0}])
+def test_a_promise_that_is_none_is_refused_by_value(slo):
+    with pytest.raises(ValueError, match="p99_itl") as caught:
+        mc.capacity(slo, poisson(1.0, 3), model="llama-2-7b", gpu="h100-sxm")
+    assert f"slo={slo!r}" in str(caught.value)
+
+
+def test_a_promise_is_kept_up_to_its_limit_and_by_figures_that_are_missing():
+    slo = SLO(p99_itl=0.1, median_scheduling_delay=1.0)
+    assert slo.is_met({"itl_p99": 0.1, "queue_time_p50": 1.0})
+    assert slo.is_met({"itl_p99": None, "queue_time_p50": None})
+    assert not slo.is_met({"itl_p99": 0.1001, "queue_time_p50": 0.0})
+    assert not slo.is_met({"itl_p99": 0.0, "queue_time_p50": 1.001})
+
+
+def test_a_capacity_is_shown_in_one_line():
+    found = mc.capacity(
+        {"p99_itl": 0.05}, poisson(1.0, 10), model="llama-2-7b", gpu="h100-sxm", tolerance=0.5
+    )
+    assert f"{len(found.tried)} rates tried" in repr(found)
+    assert "p99_itl=0.05" in repr(found)
+    assert "\n" not in repr(found)
+    assert "itl_p50" not in repr(found)

@@ -76,3 +76,20 @@ def test_colours_only_on_request_and_an_empty_trace_is_no_error() -> None:
 def test_too_narrow_is_refused() -> None:
     with pytest.raises(ValueError, match="width=20"):
         render(BOTH, 20)
+
+
+def test_a_time_axis_that_begins_late_counts_from_its_start() -> None:
+    trace = stall_scene()
+    moved = 1000.0 - trace.steps[0].start
+    trace.steps = [s._replace(start=s.start + moved, end=s.end + moved) for s in trace.steps]
+    trace.events = [e._replace(time=e.time + moved) for e in trace.events]
+    for record in trace.requests.values():
+        record.arrival += moved
+        record.token_times = [time + moved for time in record.token_times]
+        record.finish_time = None if record.finish_time is None else record.finish_time + moved
+    lines = render({"late": trace}).splitlines()
+    axis = next(line for line in lines if line.strip().startswith("1000 s"))
+    _start, middle, end = axis.replace(" ms", "ms").replace(" s", "s").split()
+    assert middle.startswith("+")
+    assert end.startswith("+")
+    assert middle != end
