@@ -48,7 +48,9 @@ PARAMS = SamplingParams(max_tokens=100_000, temperature=0.0, ignore_eos=True)
 
 def make_scheduler(folder: str, batch: int, budget: int, num_blocks: int) -> Scheduler:
     """As vLLM's own unit tests build one: chunked prefill, no prefix caching, one KV group."""
-    model = ModelConfig(folder, skip_tokenizer_init=True, dtype="float32", max_model_len=131072)
+    model = ModelConfig(
+        model=folder, skip_tokenizer_init=True, dtype="float32", max_model_len=131072
+    )
     cache = CacheConfig(block_size=16, enable_prefix_caching=False)
     config = VllmConfig(
         model_config=model,
