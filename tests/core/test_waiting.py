@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchmarks.scheduler import decoding_scheduler, seconds_per_request
+from benchmarks.scheduler import decoding_scheduler, measure
 from minichunk.core.orders import Fair, Order, resolve_order
 from minichunk.core.request import Request, RequestStatus
 from minichunk.core.waiting import WaitingLine
@@ -76,7 +76,7 @@ def test_a_step_costs_at_most_3_microseconds_per_request_however_many_wait(
     costs = {}
     for num_waiting in (10, many):
         scheduler = decoding_scheduler(num_waiting, order=order)
-        rounds = [statistics.median(seconds_per_request(scheduler, 15)) for _ in range(8)]
+        rounds = [statistics.median(measure(scheduler, 15).schedule) for _ in range(8)]
         costs[num_waiting] = min(rounds)
     print(costs)
     assert costs[many] < 1.5 * costs[10]
