@@ -105,8 +105,11 @@ class CacheManager:
         hashes, size = request.block_hashes, self.pool.block_size
         while len(hashes) < count:
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(chain_hash(parent, request.block_content(start, start + size)))
+            content = request.block_content(start, start + size)
+            if isinstance(content, bytes):  # no other request can have this block
+                hashes.append(content)
+            else:
+                hashes.append(chain_hash(hashes[-1] if hashes else ROOT_HASH, content))
         return hashes[:count]
 
 

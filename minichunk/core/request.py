@@ -215,7 +215,7 @@ class Request:
         return self.prompt[start:] + tuple(self.output_token_ids[: stop - prompt_length])
 
     def block_content(self, start: int, stop: int) -> object:
-        """What identifies the tokens in [start, stop) for prefix caching."""
+        """What identifies the tokens in [start, stop) for prefix caching; bytes: only its own."""
         prompt = self.prompt
         if not isinstance(prompt, PromptShape):
             return self.token_ids(start, stop)
@@ -223,4 +223,4 @@ class Request:
         if stop <= min(len(prompt.prefix_ids) * piece, prompt.length):
             first, last = start // piece, (stop - 1) // piece
             return (piece, start % piece, stop - start, prompt.prefix_ids[first : last + 1])
-        return (self.request_id, start)  # nobody else's, but its own after a preemption
+        return f"{self.request_id} {start}".encode()  # nobody else's, but its own once preempted

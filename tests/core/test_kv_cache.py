@@ -83,7 +83,7 @@ def test_shapes_share_exactly_the_blocks_of_their_common_prefix_ids(block_size: 
 
 def test_a_shorter_shape_does_not_claim_more_than_its_length() -> None:
     request = Request("r", PromptShape(20, (1, 2, 3), 16), greedy())
-    assert request.block_content(16, 32) == ("r", 16)
+    assert request.block_content(16, 32) == b"r 16"
 
 
 @pytest.mark.parametrize(("length", "piece"), [(-1, 16), (4, 0)])
