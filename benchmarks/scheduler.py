@@ -111,7 +111,9 @@ class Vllm:
     def __init__(self, python: str) -> None:
         script = Path(__file__).with_name("scheduler_vllm.py")
         pipe = subprocess.PIPE
-        self.child = subprocess.Popen([python, str(script)], stdin=pipe, stdout=pipe, text=True)
+        # -I: the files beside the script must not hide packages of the same name.
+        command = [python, "-I", str(script)]
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self.version = self._read()["version"]
 
     def measure(self, batch: int, waiting: int, steps: int) -> Times:
