@@ -23,10 +23,7 @@ from minichunk.model.weights import SafetensorsFolder
 
 def bench(arguments: Namespace) -> None:
     """Measure the engines side by side, print one table, write table, traces and pages."""
-    engines = chosen_engines(_listed(arguments.engines))
-    if arguments.compiled:
-        also = (f"{name}-compiled" for name in engines)
-        engines = chosen_engines([*engines, *(name for name in also if name in ENGINES)])
+    engines = with_compiled(chosen_engines(_listed(arguments.engines)), arguments.compiled)
     folder, config = model_folder(arguments.model)
     chosen = cases(_listed(arguments.workloads), config.vocab_size, arguments.seed)
     options = options_for(chosen, folder, config, arguments.dtype, arguments.threads)
@@ -52,6 +49,12 @@ def bench(arguments: Namespace) -> None:
     console.print(f"traces: {out / 'traces'}", highlight=False, soft_wrap=True)
 
 
+def with_compiled(engines: list[str], wanted: bool) -> list[str]:
+    """The engines, and the compiled modes of those that have one."""
+    also = [f"{name}-compiled" for name in engines] if wanted else []
+    return chosen_engines([*engines, *(name for name in also if name in ENGINES)])
+
+
 def show(results: Results, console: Console) -> None:
     head, *body = report.rows(results)
     table = Table(box=box.SIMPLE_HEAD)
@@ -62,8 +65,8 @@ def show(results: Results, console: Console) -> None:
     console.print(report.circumstances(results), highlight=False)
     console.print(table)
     console.print(report.NOTE.format(repeats=results.repeats), style="dim", highlight=False)
-    for failure in results.failures:
-        console.print(f"left out: {failure}", style="yellow", highlight=False, markup=False)
+    for line in (*(f"left out: {it}" for it in results.failures), *report.doubts(results)):
+        console.print(line, style="yellow", highlight=False, markup=False)
 
 
 def model_folder(model: str) -> tuple[Path, ModelConfig]:

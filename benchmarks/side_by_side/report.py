@@ -25,6 +25,7 @@ NOTE = (
     "two tokens of those who were decoding. Greedy, fixed lengths, no prefix caching anywhere. A "
     "static batch (Transformers' generate) has no gaps: newcomers wait until it has ended."
 )
+DOUBTFUL = 0.4  # engines that agree share 70 to 95% on random prompts in bfloat16
 
 
 def rows(results: Results) -> Iterator[list[str]]:
@@ -74,6 +75,17 @@ def agreements(results: Results, measured: Measured) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
+def doubts(results: Results) -> list[str]:
+    """Engines that share so few tokens with the first one that they must have done other work."""
+    first = next(iter(results.engines), None)
+    return [
+        f"{name} has only {share:.0%} of its first tokens in common with {first}: it may not have "
+        "computed the same"
+        for name, measured in results.engines.items()
+        if (share := agreements(results, measured)) is not None and share < DOUBTFUL
+    ]
+
+
 def circumstances(results: Results) -> str:
     """Where, when and with what, in one paragraph."""
     options = results.options
@@ -105,6 +117,7 @@ def markdown(results: Results) -> str:
         ),
         NOTE.format(repeats=results.repeats),
         *(f"Left out: {failure}" for failure in results.failures),
+        *(f"Doubtful: {doubt}." for doubt in doubts(results)),
     ]
     return "\n\n".join(lines) + "\n"
 
@@ -117,6 +130,7 @@ def as_json(results: Results) -> dict[str, Any]:
         "dtype": results.options.dtype,
         "cpu": cpu_name(),
         "failures": results.failures,
+        "doubts": doubts(results),
         "engines": {
             name: {
                 "versions": measured.versions,
