@@ -390,7 +390,7 @@ def test_every_command_in_the_readme_parses() -> None:
     import shlex
 
     lines = re.findall(r"minichunk [a-z]+[^`\n|]*", README)
-    known = ("demo", "generate", "simulate", "timeline", "export", "lab")
+    known = ("demo", "generate", "simulate", "timeline", "export", "bench", "lab")
     commands = [line for line in lines if line.split()[1] in known]
     assert len(commands) >= 6
     for line in commands:

@@ -213,3 +213,13 @@ def test_compiled_adds_the_modes_that_exist() -> None:
     named = ["minichunk", "vllm", "transformers"]
     assert with_compiled(named, False) == named
     assert with_compiled(named, True) == [*named, "minichunk-compiled", "vllm-compiled"]
+
+
+def test_without_a_checkout_the_command_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("minichunk.commands.__file__", str(tmp_path / "minichunk" / "commands.py"))
+    assert main(["bench"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"minichunk: no folder benchmarks/side_by_side in {tmp_path}")
+    assert "use a clone of minichunk" in error
