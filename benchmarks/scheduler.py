@@ -15,7 +15,7 @@ tokens, encoder inputs, LoRA, KV connectors and hybrid caches, none of which min
 the step, vLLM's `update_from_output` appends the tokens, checks for stops and makes one output
 object a request. "Bookkeeping" here is `Scheduler.apply` and appending the tokens; the row
 "Engine.step" is the like of it in full: stop checks, token events, and the trace, which vLLM has
-not. vLLM's is its synchronous `Scheduler`, without statistics.
+not; nobody waits there on our side. vLLM's is its synchronous `Scheduler`, without statistics.
 """
 
 from __future__ import annotations
