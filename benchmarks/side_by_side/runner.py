@@ -84,7 +84,7 @@ def run(
                 lost(error, name)
         for repeat in range(1, repeats + 1):
             for case in cases:
-                for name in list(workers):
+                for name in rotated(list(workers), repeat):
                     path = out / "traces" / f"{name}-{case.name}-{repeat}.jsonl"
                     try:
                         trace = workers[name].run(case, path)
@@ -100,6 +100,12 @@ def run(
         for worker in workers.values():
             worker.close()
     return results
+
+
+def rotated(names: list[str], places: int) -> list[str]:
+    """Another one begins each round: who runs first finds the machine in another state."""
+    places %= max(1, len(names))
+    return names[places:] + names[:places]
 
 
 def _started(name: str, options: Options, out: Path, vllm_python: str | None) -> Worker:

@@ -12,7 +12,7 @@ from benchmarks.side_by_side import report
 from benchmarks.side_by_side.adapters.options import Options
 from benchmarks.side_by_side.measures import agreement, measures
 from benchmarks.side_by_side.recording import Recording
-from benchmarks.side_by_side.runner import Measured, Results, ratio
+from benchmarks.side_by_side.runner import Measured, Results, ratio, rotated
 from benchmarks.side_by_side.workloads import Case
 from minichunk.core.request import RequestSpec
 from minichunk.core.trace import Trace
@@ -151,3 +151,11 @@ def test_engines_that_disagree_are_doubted(results: Results) -> None:
     results.engines["vllm"].runs["L"] = []
     (doubt,) = report.doubts(results)
     assert doubt.startswith("vllm has only 0% of its first tokens in common with minichunk")
+
+
+def test_every_engine_is_first_in_some_round() -> None:
+    names = ["a", "b", "c"]
+    orders = [rotated(names, repeat) for repeat in (1, 2, 3, 4)]
+    assert [order[0] for order in orders] == ["b", "c", "a", "b"]
+    assert all(sorted(order) == names for order in orders)
+    assert rotated([], 2) == []
