@@ -1,7 +1,10 @@
 """Runs every engine on every case, in turn: round by round, so that a slow minute hits them all.
 
-Engines are started one after the other and stay loaded; each serves the shortened cases once before
-anything counts. An engine that fails is named, with the reason, and the others go on.
+Each round starts every engine anew, alone on the machine, and another one first; it serves the
+shortened cases once before anything counts. Engines that stayed loaded side by side would not be
+comparable: on a virtual machine three equal workers gave 106, 167 and 191 tokens/s in the order in
+which they had been started, round after round, as the memory that a process gets decides. An engine
+that fails is named, with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -66,39 +69,29 @@ def run(
     for folder in ("traces", "logs", "cache"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     results = Results(list(cases), options(engines[0]), repeats, {}, [])
-    workers: dict[str, Worker] = {}
-
-    def lost(error: Exception, name: str) -> None:
-        results.failures.append(str(error))
-        say(f"left out: {error}")
-        if name in workers:
-            workers.pop(name).close()
-
-    try:
-        for name in engines:
-            say(f"starting {name}")
+    left = list(engines)
+    for repeat in range(1, repeats + 1):
+        for name in rotated(left, repeat - 1):
+            say(f"round {repeat} of {repeats}: starting {name}")
+            worker = None
             try:
-                workers[name] = _started(name, options(name), out, vllm_python)
-                results.engines[name] = _warmed_up(workers[name], cases, out)
-            except (WorkerError, ValueError, OSError) as error:
-                lost(error, name)
-        for repeat in range(1, repeats + 1):
-            for case in cases:
-                for name in rotated(list(workers), repeat):
+                worker = _started(name, options(name), out, vllm_python)
+                fresh = _warmed_up(worker, cases, out)
+                measured = results.engines.setdefault(name, fresh)  # start-up of the first round
+                for case in cases:
                     path = out / "traces" / f"{name}-{case.name}-{repeat}.jsonl"
-                    try:
-                        trace = workers[name].run(case, path)
-                    except WorkerError as error:
-                        lost(error, name)
-                        continue
-                    measured = results.engines[name]
+                    trace = worker.run(case, path)
                     measured.runs.setdefault(case.name, []).append(trace)
                     say(f"round {repeat} of {repeats}: {case.name} {name}: {_figures(case, trace)}")
-        for name, worker in workers.items():
-            results.engines[name].compile_seconds = worker.compile_seconds
-    finally:
-        for worker in workers.values():
-            worker.close()
+                if repeat == 1:
+                    measured.compile_seconds = worker.compile_seconds
+            except (WorkerError, ValueError, OSError) as error:
+                results.failures.append(str(error))
+                say(f"left out: {error}")
+                left.remove(name)
+            finally:
+                if worker is not None:
+                    worker.close()
     return results
 
 
