@@ -42,7 +42,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environment(options.engine, options.threads, cache),
+                env=environment(options.engine, python, options.threads, cache),
                 text=True,
                 encoding="utf-8",
             )

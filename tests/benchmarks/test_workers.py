@@ -164,7 +164,7 @@ def test_an_interpreter_that_lacks_everything_is_told_with_its_last_words(
 
 def test_all_engines_get_the_same_threads_and_no_cache_of_compiled_code(tmp_path: Path) -> None:
     for name in chosen_engines(["minichunk", "vllm-compiled", "transformers-cb"]):
-        variables = environment(name, 3, tmp_path)
+        variables = environment(name, sys.executable, 3, tmp_path)
         assert variables["OMP_NUM_THREADS"] == "3"
         assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
 
