@@ -1,10 +1,11 @@
 """Runs every engine on every case, in turn: round by round, so that a slow minute hits them all.
 
 Each round starts every engine anew, alone on the machine, and another one first; it serves the
-shortened cases once before anything counts. Engines that stayed loaded side by side would not be
-comparable: on a virtual machine three equal workers gave 106, 167 and 191 tokens/s in the order in
-which they had been started, round after round, as the memory that a process gets decides. An engine
-that fails is named, with the reason, and the others go on.
+shortened cases once before anything counts. Engines that stay loaded side by side are not
+comparable: on a virtual machine a worker that gave 178 tokens/s when it had just started gave 138
+to 150 after 20 seconds of idling while another one started, and three equal workers 106, 167 and
+191 in the order of their starts, round after round. An engine that fails is named, with the reason,
+and the others go on.
 """
 
 from __future__ import annotations
