@@ -81,9 +81,8 @@ def _normalise(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates each pair (x[i], x[i + head_dim / 2]) by its angle, in float32 at least."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    halves = wide.unflatten(-1, (2, -1))  # [num_tokens, heads, 2, head_dim / 2]
-    signed_sin = torch.stack((-sin, sin), dim=1)[:, None]
-    return torch.addcmul(halves * cos[:, None, None], halves.flip(2), signed_sin).flatten(-2)
+    cos, sin = torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+    return (wide * cos).addcmul_(wide.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def rope_and_cache_triton(

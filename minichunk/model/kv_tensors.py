@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError
+from minichunk.model.host_memory import advise_huge_pages
 
 
 class KVTensors:
@@ -30,6 +31,8 @@ class KVTensors:
                 f"a KV cache of {num_slots} tokens needs {size / 2**30:.1f} GiB, which {device} "
                 "does not have; lower num_blocks, memory_fraction or max_model_len"
             ) from error
+        if device.type == "cpu":
+            advise_huge_pages(self.storage.data_ptr(), self.storage.nbytes)
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def layers(self, block_size: int) -> list[tuple[Tensor, Tensor]]:

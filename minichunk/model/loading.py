@@ -12,7 +12,7 @@ from minichunk.kernels.backend import choose_backend
 from minichunk.model.config import one_line
 from minichunk.model.errors import ModelError
 from minichunk.model.executor import ModelExecutor
-from minichunk.model.host_memory import keep_freed_memory
+from minichunk.model.host_memory import prepare_heap
 from minichunk.model.resolve import ResolvedModel
 from minichunk.model.weights import load_weights
 
@@ -24,6 +24,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+ACTIVATION_BYTES = 2**29  # room on a CPU's heap for a step's activations
 AMPERE = (8, 0)  # the first NVIDIA generation that computes in bfloat16
 
 
@@ -44,7 +45,7 @@ def load_executor(
     # products do the activation themselves, which is a kernel of ours on Triton.
     packed = where.type == "cpu" and kernels == "torch" and not compiled
     if where.type == "cpu":
-        keep_freed_memory()
+        prepare_heap(2 * model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
     try:
         weights = load_weights(model.tensors, model.config, where, precision, packed=packed)
     except torch.OutOfMemoryError as error:
