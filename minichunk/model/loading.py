@@ -24,7 +24,7 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-ACTIVATION_BYTES = 2**29  # room on a CPU's heap for a step's activations
+ACTIVATION_BYTES = 2**29  # room on a CPU heap beside the weights
 AMPERE = (8, 0)  # the first NVIDIA generation that computes in bfloat16
 
 
@@ -45,7 +45,7 @@ def load_executor(
     # products do the activation themselves, which is a kernel of ours on Triton.
     packed = where.type == "cpu" and kernels == "torch" and not compiled
     if where.type == "cpu":
-        prepare_heap(2 * model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
+        prepare_heap(model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
     try:
         weights = load_weights(model.tensors, model.config, where, precision, packed=packed)
     except torch.OutOfMemoryError as error:
