@@ -201,8 +201,9 @@ plt.show()
 # %% [markdown]
 # Where reading the matrix is what takes the time, more rows cost little and the rate grows with
 # them. Where the arithmetic units are busy, the rate is flat and the time grows with the rows.
-# Which rows of your table belong to which part? Is 16 times the work 16 times the time? (A few
-# cores are busy from few rows on, and a machine with other things to do bends the curve.)
+# Which rows of your table belong to which part? Is 16 times the work 16 times the time? (The curve
+# is bent by more than the two limits: a single row may go through a routine of its own, a few cores
+# are busy from few rows on, and a machine may have other things to do.)
 #
 # This shape is the **roofline** (Williams, Waterman and Patterson, *Roofline*, CACM 2009): a
 # program with intensity *i* runs at most at `min(i × bandwidth, peak)`. The two lines meet at the
@@ -412,7 +413,7 @@ Table([use(name, load) for name, load in loads.items()])
 #
 # ## Recap
 #
-# 1. Why does a decode step for one request take almost as long as one for four?
+# 1. On a GPU, why does a decode step for one request take almost as long as one for four?
 # 2. What limits the intensity of decode when contexts are long?
 # 3. Weights in 8 bits instead of 16, computed at the same rate: what happens to the number of
 #    tokens at the ridge, and to the time of a small decode step?

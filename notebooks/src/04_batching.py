@@ -354,8 +354,9 @@ measured.timeline()
 
 # %% [markdown]
 # Compare the columns `steps` and `time` with your prediction. A wall clock is never as even as a
-# simulated one, but the order of the two schedules, and roughly their ratio, follows from the
-# steps.
+# simulated one: where a lane changes its colour though nobody's prompt is computed, a step took
+# longer than the others. But the order of the two schedules, and roughly their ratio, follows from
+# the steps.
 #
 # ## Recap
 #

@@ -230,9 +230,9 @@ print(f"ten decodes added {extra * 1e3:.1f} ms to the chunk; alone they take "
       f"{steps['decodes'].seconds * 1e3:.1f} ms")  # fmt: skip
 
 # %% [markdown]
-# The column `linear` says why. Alone, the decodes spend nearly all their time reading weights. The
+# The column `linear` says why. Alone, the decodes spend most of their time reading weights. The
 # chunk reads the same weights anyway, and ten more rows in its matrix products hardly show. What
-# the decodes still pay for themselves is reading their own keys and values.
+# the decodes still pay for themselves is mostly reading their own keys and values.
 #
 # A textbook chapter claims that pure decode leaves about 30% of the compute idle, and that a mixed
 # step fills compute and bandwidth both. Hold that against the two utilisation columns: how much
@@ -369,6 +369,10 @@ real.timeline()
 # may round differently, and where two tokens score almost the same, another one may win. Try
 # `dtype="bfloat16"` with longer answers.)
 #
+# Now the columns `ITL max` and `TTFT max`, and the same two of the A100's table: where did chunking
+# shorten the gap by more, and where did it cost the newcomer more? A small matrix product is dearer
+# per token than a large one; how much dearer on a CPU, the end of notebook 07 measures.
+#
 # ## What readers get out of it
 #
 # The mix of questions and documents from notebook 05 once more. **Predict**: the 99th percentile
@@ -408,7 +412,7 @@ figures.itl_figure(busy.traces)
 # <details><summary>Answers</summary>
 #
 # 1. Its queries attend to all chunks before it.
-# 2. Reading the weights is nearly all a decode step does, and the chunk reads them anyway.
+# 2. Reading the weights is most of what a decode step does, and the chunk reads them anyway.
 # 3. Stalls are counted per gap above a threshold. One silence of hundreds of milliseconds became
 #    eight gaps near the threshold: the longest one is what a reader notices.
 # </details>

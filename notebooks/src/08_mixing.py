@@ -90,14 +90,16 @@ for name, trace in both.traces.items():
 # %% [markdown]
 # Read a line as "prompt tokens + decode tokens" of the first four steps. Prefill-first leaves the
 # decodes nothing until the last chunk leaves a rest; chunking alone does not end a stall. Now what
-# users feel:
+# users feel.
+#
+# **Predict**: which policy has the shortest longest gap ("ITL max"), and does it cost the long
+# prompt its first token ("TTFT max")?
 
 # %%
 both.table()
 
 # %% [markdown]
-# **Predict**: which policy has the shortest longest gap ("ITL max"), and does it cost the long
-# prompt its first token ("TTFT max")? Then look at the table again, and at the timeline.
+# Compare. The timeline shows where the numbers come from:
 
 # %%
 both.timeline()
@@ -308,8 +310,9 @@ Table([judge(preset) for preset in mc.PRESETS])
 # - **RAG**: prompts first. It **loses** wherever somebody reads along: its chat column says how
 #   many requests kept their gaps.
 # - **tenants**: only the order `fair` helps the quiet tenant; no policy can, because a policy
-#   decides inside a step and the quiet tenant is not in any step yet. It **loses** nothing much
-#   here, except that the flooding tenant now waits behind itself (notebook 11).
+#   decides inside a step and the quiet tenant is not in any step yet. It **loses** a part of the
+#   chat column (twice the budget of `chat`, longer steps), and the flooding tenant now waits behind
+#   itself (notebook 11).
 # - **batch**: how far apart are the four figures of its column, compared with those of the others?
 #   The next section takes it apart.
 

@@ -137,7 +137,10 @@ print(f"{preempted} preemptions, {strict.metrics().recomputed_tokens} tokens com
 # %% [markdown]
 # When is preemption the wrong tool? When answers are long and slots few, the preempted lose seconds
 # so that others gain tenths. An engine can let priorities rule the *queue* only. In minichunk that
-# is one method:
+# is one method.
+#
+# **Predict**: does "patient" cost paying users much of their TTFT? And what does it give the free
+# users: an earlier first token, or only streams that do not stop?
 
 
 # %%
@@ -154,7 +157,7 @@ patient = mc.simulate(
 Table(groups.rows(patient, order="patient") + groups.rows(strict, order="strict"))
 
 # %% [markdown]
-# **Predict** before you look: does "patient" cost paying users much of their TTFT?
+# Compare both rows of "paid", then the columns `longest gap` and `latency p50` of "free".
 
 # %% [markdown]
 # ## Prediction: short answers first
