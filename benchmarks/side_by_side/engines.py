@@ -1,9 +1,9 @@
 """The engines by their spelling: which adapter, which interpreter, which environment variables.
 
-Thread counts are the same for all, and so are huge pages, without which reading the weights costs
-as much as the machine's state of the day makes it cost, in a virtual machine above all. vLLM gets what its documentation asks for on a CPU: Intel's
-OpenMP and tcmalloc preloaded where they are installed, and the settings that its own launcher
-would make.
+Thread counts are the same for all, each thread is bound to a core, and all get huge pages, without
+which reading the weights costs what the machine's state of the day makes it cost, in a virtual
+machine above all. vLLM gets what its documentation asks for on a CPU: Intel's OpenMP and tcmalloc
+preloaded where they are installed, and the settings that its own launcher would make.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def environment(name: str, python: str, threads: int, cache: Path) -> dict[str, 
         "PYTHONPATH": str(CHECKOUT),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
+        "OMP_PROC_BIND": "true",
+        "OMP_PLACES": "cores",
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -76,11 +78,11 @@ def environment(name: str, python: str, threads: int, cache: Path) -> dict[str, 
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
     }
     if ENGINES[name].needs_vllm:
-        variables.update(_vllm_variables(python, threads, cache))
+        variables.update(_vllm_variables(python, cache))
     return variables
 
 
-def _vllm_variables(python: str, threads: int, cache: Path) -> dict[str, str]:
+def _vllm_variables(python: str, cache: Path) -> dict[str, str]:
     """In process and offline. Its launcher would keep a core for itself; here threads get them all.
 
     With torch's own OpenMP, W1 came out the same within the noise.
@@ -94,10 +96,8 @@ def _vllm_variables(python: str, threads: int, cache: Path) -> dict[str, str]:
     preload = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     if openmp.exists():
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         preload.append(str(openmp))
         variables.update(
-            KMP_AFFINITY=f"granularity=fine,explicit,proclist=[{cores}]",
             KMP_BLOCKTIME="5",  # milliseconds that a thread spins before it sleeps
             KMP_TPAUSE="0",
         )
