@@ -144,8 +144,8 @@ design.leaderboard(designs, seeds, progress=tqdm)
 #
 # ## What a fixed number cannot do
 #
-# The last three designs hold *one* number each: how many tokens a step may carry. Here is what that
-# number does to each service.
+# The two `balanced` designs and `split-fuse` hold *one* number each: how many tokens a step may
+# carry, or how many of them may be a prompt's. Here is what such a number does to each service.
 #
 # **Predict** where each of the three curves has its top.
 
@@ -318,7 +318,7 @@ design.leaderboard({name: designs[name] for name in finalists}, seeds, progress=
 #
 # ## Is it better, or was it lucky?
 #
-# A score over three seeds has an error. Two designs that ran on the *same* seeds can be compared
+# A score over a few seeds has an error. Two designs that ran on the *same* seeds can be compared
 # more sharply than their errors suggest: a hard workload is hard for both. So look at the
 # *differences*, seed by seed.
 #
@@ -335,7 +335,7 @@ def per_seed(policy: str) -> list[float]:
 
 
 base = per_seed("split-fuse(target=512)")
-for other in ("split-fuse(target=480)", "split-fuse(target=1024)"):
+for other in ("split-fuse(target=640)", "split-fuse(target=1024)"):
     differences = [b - a for a, b in zip(base, per_seed(other), strict=True)]
     print(f"{other} minus 512:", " ".join(f"{d:+.2f}" for d in differences))
 
