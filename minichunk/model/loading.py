@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import platform
 import re
@@ -43,9 +44,8 @@ def load_executor(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     kernels = backend_for(backend, where, precision)
-    # Packed weights are opaque to torch.compile, which arranges plain ones itself, and their
-    # products do the activation themselves, which is a kernel of ours on Triton.
-    packed = where.type == "cpu" and kernels == "torch" and not compiled
+    # Packed products do the activation themselves, which on Triton is a kernel of ours.
+    packed = where.type == "cpu" and kernels == "torch"
     if where.type == "cpu":
         prepare_heap(model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
     try:
@@ -70,6 +70,7 @@ def spare_the_collector() -> None:
     if gc.get_freeze_count() == 0:  # once: later, a discarded model might be among the objects
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # or extension modules would report leaks at the end
 
 
 def choose_device(device: str) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,10 @@ from transformers import PreTrainedModel
 
 from minichunk.core.request import SamplingParams
 from minichunk.llm import LLM
+from minichunk.model.config import ModelConfig
+from minichunk.model.decoder import LONG_STEP
+from minichunk.model.executor import ModelExecutor
+from minichunk.model.weights import SafetensorsFolder, load_weights
 
 from .tiny import ARCHITECTURES, random_prompt, reference_tokens
 
@@ -83,10 +88,6 @@ def test_bfloat16_runs_and_stays_close_to_float32(
 
 def test_packed_and_plain_weights_multiply_alike(tiny_model: TinyModel, rng: random.Random) -> None:
     """Packed weights are opaque: compare through the whole decoder."""
-    from minichunk.model.config import ModelConfig
-    from minichunk.model.executor import ModelExecutor
-    from minichunk.model.weights import SafetensorsFolder, load_weights
-
     _, folder = tiny_model("llama-biases-tied")
     config = ModelConfig.from_folder(folder)
     cpu = torch.device("cpu")
@@ -104,10 +105,33 @@ def test_packed_and_plain_weights_multiply_alike(tiny_model: TinyModel, rng: ran
 
 
 def test_compiled_pieces_compute_the_same(tiny_model: TinyModel, rng: random.Random) -> None:
+    """As on a GPU: everything between the attention calls, over plain weights."""
+    _, folder = tiny_model("llama")
+    config = ModelConfig.from_folder(folder)
+    weights = load_weights(SafetensorsFolder(folder), config, torch.device("cpu"), torch.float32)
+    executor = ModelExecutor(config, weights)
+    prompts = [random_prompt(rng, length) for length in (5, 40)]
+    eager = [executor.prompt_logits(prompt) for prompt in prompts]
+    executor.decoder.compile_pieces()
+    for prompt, logits in zip(prompts, eager, strict=True):
+        assert (executor.prompt_logits(prompt) - logits).abs().max() < 1e-4
+
+
+def test_on_a_cpu_the_norms_of_long_steps_are_compiled(
+    tiny_model: TinyModel, rng: random.Random
+) -> None:
     reference, folder = tiny_model("llama")
     llm = LLM(folder, dtype="float32", device="cpu", compile=True, num_blocks=50, quiet=True)
-    # Two requests that end together: steps of one row would be one more variant to compile.
-    prompts = [random_prompt(rng, length) for length in (5, 40)]
+    lengths = []
+    compiled = llm.executor.decoder._long_norm
+
+    def counted(x: torch.Tensor, *others: Any) -> Any:
+        lengths.append(len(x))
+        return compiled(x, *others)
+
+    llm.executor.decoder._long_norm = counted
+    prompts = [random_prompt(rng, length) for length in (5, LONG_STEP)]
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
         assert list(output.token_ids) == reference_tokens(reference, prompt, 8)
+    assert set(lengths) == {LONG_STEP + 5}
