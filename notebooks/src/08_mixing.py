@@ -182,7 +182,7 @@ for name, trace in under_load.traces.items():
     x, y = metrics.itl.max * 1e3, metrics.ttft.p99 * 1e3
     ax.scatter(x, y)
     ax.annotate(name, (x, y), textcoords="offset points", xytext=(6, 4))
-ax.margins(0.2)
+ax.margins(x=0.3, y=0.2)
 _ = ax.set(xlabel="longest gap (ms)", ylabel="P99 TTFT (ms)", xscale="log")
 
 # %% [markdown]
