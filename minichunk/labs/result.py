@@ -69,13 +69,17 @@ def exercise(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]
         def run(*args: P.args, **kwargs: P.kwargs) -> CheckResult:
             try:
                 result = CheckResult(name, "passed", check(*args, **kwargs))
-            except NotImplementedError:
-                result = CheckResult(name, "not written", "write the cell above, then run this")
             except Wrong as wrong:
                 result = CheckResult(name, "wrong", str(wrong), wrong.picture)
             except Exception as error:
-                message = f"your code raised {type(error).__name__}: {error}"
-                result = CheckResult(name, "wrong", message)
+                if isinstance(error, NotImplementedError) or isinstance(
+                    error.__cause__,
+                    NotImplementedError,  # the engine has put a name to it
+                ):
+                    result = CheckResult(name, "not written", "write the cell above, then run this")
+                else:
+                    message = f"your code raised {type(error).__name__}: {error}"
+                    result = CheckResult(name, "wrong", message)
             if os.environ.get("MINICHUNK_LABS_STRICT") == "1" and not result.passed:
                 raise ExerciseNotPassed(str(result))
             return result

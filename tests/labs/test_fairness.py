@@ -55,6 +55,16 @@ def test_token_counters_shows_the_first_step_that_differs(wrong) -> None:
     assert result.picture is not None
 
 
+class Unwritten(mc.orders.Order):
+    def group(self, request):
+        raise NotImplementedError
+
+
+def test_an_order_that_is_not_written_yet_is_not_called_wrong() -> None:
+    """The engine names the order in an error of its own; the check looks behind it."""
+    assert check.token_counters(Unwritten).status == "not written"
+
+
 class Weighted(mc.orders.Fair):
     def __init__(self, shares):
         super().__init__()
