@@ -408,7 +408,8 @@ def test_draws_again_when_it_was_hidden_or_detached(open_page: Open, whole: str)
     inked = """(c => { const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
       let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n })
       (document.querySelector('.mc-lanes'))"""
-    assert shown.page.evaluate(inked) > 1000
+    # Its new size is observed a frame later: the canvas may be empty once more before it is drawn.
+    shown.page.wait_for_function(f"{inked} > 1000")
 
 
 def test_two_instances_share_no_id(open_page: Open, whole: str) -> None:
