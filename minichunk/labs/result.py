@@ -61,6 +61,11 @@ class Wrong(Exception):
         self.picture = picture
 
 
+def is_unwritten(error: Exception) -> bool:
+    """Did a stub raise it? The engine's own error may stand before it, with the stub's as cause."""
+    return any(isinstance(found, NotImplementedError) for found in (error, error.__cause__))
+
+
 def exercise(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]]:
     """Make a check of a function that returns its praise, or raises `Wrong` at a failure."""
 
@@ -72,10 +77,7 @@ def exercise(name: str) -> Callable[[Callable[P, str]], Callable[P, CheckResult]
             except Wrong as wrong:
                 result = CheckResult(name, "wrong", str(wrong), wrong.picture)
             except Exception as error:
-                if isinstance(error, NotImplementedError) or isinstance(
-                    error.__cause__,
-                    NotImplementedError,  # the engine has put a name to it
-                ):
+                if is_unwritten(error):
                     result = CheckResult(name, "not written", "write the cell above, then run this")
                 else:
                     message = f"your code raised {type(error).__name__}: {error}"

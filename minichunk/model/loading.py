@@ -65,7 +65,7 @@ def spare_the_collector() -> None:
     """Take what has been imported so far out of Python's garbage collection.
 
     Modules live as long as the process, but a full collection would look through all their objects
-    again and again: a pause of 100 ms between two steps.
+    again and again: a pause of 200 ms between two steps.
     """
     if gc.get_freeze_count() == 0:  # once: later, a discarded model might be among the objects
         gc.collect()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_model import save_small_model
 
 from benchmarks.side_by_side.adapters.options import Options
 from benchmarks.side_by_side.engines import ENGINES
@@ -19,28 +20,13 @@ VOCAB_SIZE = 600
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of Llama with heads of 32, the smallest that vLLM's attention takes."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from minichunk.model.tokenizer import stand_in_tokenizer
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(random.SystemRandom().randrange(2**31))
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+    return save_small_model(
+        tmp_path_factory.mktemp("model"),
+        random.SystemRandom().randrange(2**31),
         hidden_size=128,
-        intermediate_size=160,
-        num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         max_position_embeddings=512,
-        initializer_range=0.15,
-        bos_token_id=1,
-        eos_token_id=2,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    stand_in_tokenizer(VOCAB_SIZE).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
