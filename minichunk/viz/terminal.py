@@ -210,13 +210,12 @@ def _budget(trace: Trace, start: float, end: float, label: int, style: _Style) -
 
 def _axis(start: float, end: float, label: int, style: _Style) -> str:
     width = style.width - label - 1
-    # A window that begins late is told from its start, or its three times would read the same.
-    sign = "+" if start > 0 else ""
-    left, middle, right = (
-        duration(start),
-        sign + duration((end - start) / 2),
-        sign + duration(end - start),
-    )
+    length = end - start
+    if start > length:  # begins so late that the three times would read alike: told from there
+        middle, right = f"+{duration(length / 2)}", f"+{duration(length)}"
+    else:
+        middle, right = duration(start + length / 2), duration(end)
+    left = duration(start)
     gap = max(1, (width - len(left) - len(middle) - len(right)) // 2)
     text = f"{left}{' ' * gap}{middle}"
     return " " * (label + 1) + text + right.rjust(max(1, width - len(text)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
 
 import pytest
 
 from minichunk.core.trace import Trace
+from minichunk.viz.columns import duration
 from minichunk.viz.terminal import ASCII, UNICODE, render
 from tests.viz.scenes import stall_scene
 
@@ -78,18 +80,34 @@ def test_too_narrow_is_refused() -> None:
         render(BOTH, 20)
 
 
-def test_a_time_axis_that_begins_late_counts_from_its_start() -> None:
-    trace = stall_scene()
-    moved = 1000.0 - trace.steps[0].start
-    trace.steps = [s._replace(start=s.start + moved, end=s.end + moved) for s in trace.steps]
-    trace.events = [e._replace(time=e.time + moved) for e in trace.events]
+def moved(trace: Trace, to: float) -> Trace:
+    """The same trace, with its first step at another time."""
+    by = to - trace.steps[0].start
+    trace.steps = [s._replace(start=s.start + by, end=s.end + by) for s in trace.steps]
+    trace.events = [e._replace(time=e.time + by) for e in trace.events]
     for record in trace.requests.values():
-        record.arrival += moved
-        record.token_times = [time + moved for time in record.token_times]
-        record.finish_time = None if record.finish_time is None else record.finish_time + moved
-    lines = render({"late": trace}).splitlines()
-    axis = next(line for line in lines if line.strip().startswith("1000 s"))
-    _start, middle, end = axis.replace(" ms", "ms").replace(" s", "s").split()
+        record.arrival += by
+        record.token_times = [time + by for time in record.token_times]
+        record.finish_time = None if record.finish_time is None else record.finish_time + by
+    return trace
+
+
+def times_on_the_axis(trace: Trace) -> list[str]:
+    axis = render({"moved": trace}).splitlines()[-2]  # above the legend
+    return re.split(r"  +", axis.strip())
+
+
+def test_a_time_axis_that_begins_late_counts_from_its_start() -> None:
+    start, middle, end = times_on_the_axis(moved(stall_scene(), to=1000.0))
+    assert start == "1000 s"
     assert middle.startswith("+")
     assert end.startswith("+")
     assert middle != end
+
+
+@pytest.mark.parametrize("start", [0.0, 0.0042, 0.6])
+def test_a_time_axis_that_begins_soon_says_plain_times(start: float) -> None:
+    trace = moved(stall_scene(), to=start)
+    end = trace.steps[-1].end
+    times = (start, (start + end) / 2, end)
+    assert times_on_the_axis(trace) == [duration(time) for time in times]
