@@ -2,7 +2,8 @@
 
 `python -m benchmarks.side_by_side.make_vllm_environment DIR` with a Python that vLLM has wheels for
 (3.10 to 3.13). vLLM pins its own torch, so it cannot share minichunk's environment. Says at the end
-how long it took and how large it is.
+how long it took and how large it is: 131 s and 3.5 GB on two cores, with torch's wheel on the disk
+and the others from a fast connection.
 """
 
 from __future__ import annotations
