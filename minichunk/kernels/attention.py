@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from minichunk.kernels._triton import dot, jit, next_power_of_2, tl
+from minichunk.kernels.attention_cpp import paged_attention_cpp
 from minichunk.kernels.attention_metadata import AttentionMetadata
 from minichunk.kernels.attention_torch import paged_attention_torch
-from minichunk.kernels.backend import num_multiprocessors, runs_on_triton, target_name
+from minichunk.kernels.backend import num_multiprocessors, runs_on_cpp, runs_on_triton, target_name
 from minichunk.kernels.split_kv import choose_num_splits, combine_splits
 from minichunk.kernels.tiles import AttentionTile, attention_tile
 
@@ -50,6 +51,8 @@ def paged_attention(
         )
     if runs_on_triton(backend, q):
         return paged_attention_triton(q, k_cache, v_cache, metadata, scale)
+    if runs_on_cpp(backend, q):
+        return paged_attention_cpp(q, k_cache, v_cache, metadata, scale)
     return paged_attention_torch(q, k_cache, v_cache, metadata, scale)
 
 

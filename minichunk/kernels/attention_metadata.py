@@ -7,13 +7,16 @@ shows the ragged batch: sequences of different lengths lie end to end, without p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from minichunk.kernels.attention_torch import ChunkCall, DecodeCall, plan_dense_calls
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class AttentionMetadata:
     block_size: int
     max_query_len: int
     max_seq_len: int
-    _dense_calls: dict[torch.dtype, tuple[DecodeCall | ChunkCall, ...]] = field(
+    _plans: dict[tuple[Callable[..., object], torch.dtype], object] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -88,8 +91,17 @@ class AttentionMetadata:
     def num_seqs(self) -> int:
         return len(self.seq_lens)
 
+    def planned(self, plan: Callable[[AttentionMetadata, torch.dtype], T], dtype: torch.dtype) -> T:
+        """`plan(self, dtype)`, made once per step: all layers use the same index work."""
+        key = (plan, dtype)
+        if key not in self._plans:
+            self._plans[key] = plan(self, dtype)
+        return cast("T", self._plans[key])
+
     def dense_calls(self, dtype: torch.dtype) -> tuple[DecodeCall | ChunkCall, ...]:
         """The step as dense attention calls (torch path only; planned once per step)."""
-        if dtype not in self._dense_calls:
-            self._dense_calls[dtype] = tuple(plan_dense_calls(self, dtype))
-        return self._dense_calls[dtype]
+        return self.planned(_dense, dtype)
+
+
+def _dense(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[DecodeCall | ChunkCall, ...]:
+    return tuple(plan_dense_calls(metadata, dtype))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minichunk.kernels._cpp import address, kernel
 from minichunk.kernels._triton import jit, next_power_of_2, tl
-from minichunk.kernels.backend import runs_on_triton
+from minichunk.kernels.backend import runs_on_cpp, runs_on_triton
 
 
 def rms_norm(
@@ -29,6 +30,8 @@ def rms_norm(
     """
     if runs_on_triton(backend, x):
         return rms_norm_triton(x, weight, eps, residual)
+    if runs_on_cpp(backend, x):
+        return rms_norm_cpp(x, weight, eps, residual)
     return rms_norm_torch(x, weight, eps, residual)
 
 
@@ -42,6 +45,30 @@ def rms_norm_torch(
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     inverse_rms = torch.rsqrt(length.square() / x.shape[-1] + eps)
     return (wide * inverse_rms).mul_(weight).to(x.dtype), x
+
+
+def rms_norm_cpp(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`rms_norm` in C++ (`cpp/rms_norm.cpp`). Neither input is changed."""
+    num_tokens, hidden_size = x.shape
+    if x.stride(1) != 1 or (residual is not None and residual.stride(1) != 1):
+        raise ValueError("the rows of x and residual must be contiguous")
+    out = torch.empty((num_tokens, hidden_size), dtype=x.dtype)
+    total = x if residual is None else torch.empty_like(out)
+    kernel("rms_norm", "pipipfiipp", x.dtype)(
+        x.data_ptr(),
+        x.stride(0),
+        address(residual),
+        0 if residual is None else residual.stride(0),
+        weight.data_ptr(),
+        eps,
+        num_tokens,
+        hidden_size,
+        out.data_ptr(),
+        total.data_ptr(),
+    )
+    return out, total
 
 
 def rms_norm_triton(

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from minichunk.kernels._cpp import address, kernel
 from minichunk.kernels._triton import jit, next_power_of_2, tl
-from minichunk.kernels.backend import runs_on_triton
+from minichunk.kernels.backend import runs_on_cpp, runs_on_triton
 
 
 def rope_and_cache(
@@ -38,7 +39,11 @@ def rope_and_cache(
     slot_mapping [num_tokens] integer, block * block_size + offset; -1 writes nothing (padding);
     q_norm_weight, k_norm_weight [head_dim]: RMS norm of each head before the rotation (Qwen3).
     """
-    implementation = rope_and_cache_triton if runs_on_triton(backend, q) else rope_and_cache_torch
+    implementation = rope_and_cache_torch
+    if runs_on_triton(backend, q):
+        implementation = rope_and_cache_triton
+    elif runs_on_cpp(backend, q):
+        implementation = rope_and_cache_cpp
     return implementation(
         q, k, v, cos, sin, k_cache, v_cache, slot_mapping, q_norm_weight, k_norm_weight, eps
     )
@@ -85,6 +90,54 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (wide * cos).addcmul_(wide.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
+def rope_and_cache_cpp(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`rope_and_cache` in C++ (`cpp/rope_and_cache.cpp`). q, k, v may be slices of a projection."""
+    num_tokens, num_q_heads, head_dim = q.shape
+    _check_contiguous(q, k, v)
+    if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("the blocks of both caches must be contiguous")
+    q_out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype)
+    kernel("rope_and_cache", "pipipipppppfiiippp", q.dtype, HEAD_DIM=head_dim)(
+        q.data_ptr(),
+        q.stride(0),
+        k.data_ptr(),
+        k.stride(0),
+        v.data_ptr(),
+        v.stride(0),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slot_mapping.data_ptr(),
+        address(q_norm_weight),
+        address(k_norm_weight),
+        eps,
+        num_tokens,
+        num_q_heads,
+        k.shape[1],
+        q_out.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+    )
+    return q_out
+
+
+def _check_contiguous(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+            raise ValueError(f"each token of {name} must be contiguous; strides are {x.stride()}")
+
+
 def rope_and_cache_triton(
     q: Tensor,
     k: Tensor,
@@ -101,9 +154,7 @@ def rope_and_cache_triton(
     """`rope_and_cache` on Triton. q, k and v may be slices of one fused projection."""
     num_tokens, num_q_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.stride(2) != 1 or x.stride(1) != head_dim:
-            raise ValueError(f"each token of {name} must be contiguous; strides are {x.stride()}")
+    _check_contiguous(q, k, v)
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight must be given both or neither")
     q_out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype, device=q.device)

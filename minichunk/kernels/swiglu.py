@@ -10,21 +10,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from minichunk.kernels._cpp import kernel
 from minichunk.kernels._triton import jit, tl
-from minichunk.kernels.backend import runs_on_triton
+from minichunk.kernels.backend import runs_on_cpp, runs_on_triton
 
 TILE = 2048  # elements of one program
 
 
 def swiglu(gate_up: Tensor, *, backend: str = "torch") -> Tensor:
     """silu(gate) * up, computed in float32. gate_up [num_tokens, 2 * F], gate first -> [.., F]."""
-    return swiglu_triton(gate_up) if runs_on_triton(backend, gate_up) else swiglu_torch(gate_up)
+    if runs_on_triton(backend, gate_up):
+        return swiglu_triton(gate_up)
+    return swiglu_cpp(gate_up) if runs_on_cpp(backend, gate_up) else swiglu_torch(gate_up)
 
 
 def swiglu_torch(gate_up: Tensor) -> Tensor:
     """`swiglu` in torch; fed with float64 it is the kernel's reference."""
     gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
     return (silu(gate) * up).to(gate_up.dtype)
+
+
+def swiglu_cpp(gate_up: Tensor) -> Tensor:
+    """`swiglu` in C++ (`cpp/swiglu.cpp`)."""
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    if gate_up.stride(1) != 1:
+        raise ValueError("the rows of gate_up must be contiguous")
+    out = torch.empty((num_tokens, size), dtype=gate_up.dtype)
+    kernel("swiglu", "piiip", gate_up.dtype)(
+        gate_up.data_ptr(), gate_up.stride(0), num_tokens, size, out.data_ptr()
+    )
+    return out
 
 
 def swiglu_triton(gate_up: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
-"""Where downloaded models are kept, and how a folder is put there whole or not at all."""
+"""How a downloaded model is put into the cache folder: whole or not at all."""
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,15 +11,6 @@ from pathlib import Path
 
 from minichunk.model.config import one_line
 from minichunk.model.errors import ModelError
-
-
-def cache_folder() -> Path:
-    """`$MINICHUNK_CACHE`, else `minichunk` in the user's cache folder. It need not exist yet."""
-    chosen = os.environ.get("MINICHUNK_CACHE")
-    if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "minichunk"
 
 
 @contextmanager

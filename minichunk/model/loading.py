@@ -44,12 +44,14 @@ def load_executor(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     kernels = backend_for(backend, where, precision)
-    # Packed products do the activation themselves, which on Triton is a kernel of ours.
-    packed = where.type == "cpu" and kernels == "torch"
+    packed = where.type == "cpu" and kernels in ("torch", "cpp")
+    activates = kernels == "torch"  # elsewhere a kernel of ours does
     if where.type == "cpu":
         prepare_heap(model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
     try:
-        weights = load_weights(model.tensors, model.config, where, precision, packed=packed)
+        weights = load_weights(
+            model.tensors, model.config, where, precision, packed=packed, activates=activates
+        )
     except torch.OutOfMemoryError as error:
         size = model.config.num_parameters * precision.itemsize / 2**30
         raise ModelError(

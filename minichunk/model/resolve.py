@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minichunk.cache_folder import cache_folder
 from minichunk.model import smollm2
-from minichunk.model.cache import cache_folder
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError
 from minichunk.model.gguf import GGUFFile

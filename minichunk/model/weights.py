@@ -223,11 +223,12 @@ def load_weights(
     dtype: torch.dtype,
     *,
     packed: bool = False,
+    activates: bool = False,
 ) -> DecoderWeights:
     """Read, check and fuse all weights, straight onto the device in `dtype`.
 
     Only one unfused tensor is on the host at a time. `packed` asks for the layout that the CPU's
-    matrix products like best (see `linear.py`).
+    matrix products like best, `activates` for products that do the MLP's activation (`linear.py`).
 
     Raises:
         ModelError: tensors that are missing, unexpected, mis-shaped or unreadable, by name.
@@ -250,7 +251,7 @@ def load_weights(
         return Linear(*parts(prefix, *names, bias=bias), packed=packed)
 
     def gated(prefix: str, gate: str, up: str, *, bias: bool) -> GatedLinear:
-        return GatedLinear(*parts(prefix, gate, up, bias=bias), packed=packed)
+        return GatedLinear(*parts(prefix, gate, up, bias=bias), packed=packed, activates=activates)
 
     layers = []
     for index in range(config.num_layers):

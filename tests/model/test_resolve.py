@@ -13,7 +13,8 @@ import pytest
 
 from minichunk.llm import LLM
 from minichunk.model import hub, resolve, smollm2
-from minichunk.model.cache import cache_folder, new_folder
+from minichunk.cache_folder import cache_folder
+from minichunk.model.cache import new_folder
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError
 from minichunk.model.resolve import resolve_model

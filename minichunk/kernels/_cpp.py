@@ -1,0 +1,123 @@
+"""The C++ kernels for CPUs: compiled with the machine's own g++ when they are first used.
+
+What Triton is on a GPU: the decoder's small operations each in one pass, and decode attention that
+reads the paged cache where it lies. The compiler is told the model's shapes (`-D` constants, like
+Triton's `constexpr`), takes a second per kernel, and its libraries are kept in the cache folder.
+Where there is no g++, or not Linux, torch serves as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from minichunk.cache_folder import cache_folder
+
+SOURCES = Path(__file__).parent / "cpp"
+CPP_DTYPES = (torch.bfloat16, torch.float32)
+COMPILE = [
+    "-std=c++17", "-march=native", "-fPIC", "-fopenmp",
+    "-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-funroll-loops",
+    "-fno-math-errno", "-fno-trapping-math",
+]  # fmt: skip
+if platform.machine() == "x86_64":
+    COMPILE.append("-mprefer-vector-width=512")  # g++ is shy of AVX-512's full width
+# Not -fopenmp: the library takes the OpenMP threads that torch has loaded, and starts none.
+LINK = ["-shared"]
+
+
+ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+
+class CompileError(RuntimeError):
+    """A kernel that this machine's compiler would not build."""
+
+
+@lru_cache
+def cpp_problem() -> str:
+    """Why the C++ kernels cannot serve on this machine, or ""."""
+    if sys.platform != "linux":
+        return "the C++ kernels are built on Linux only; use backend='torch'"
+    if shutil.which("g++") is None:
+        return "the C++ kernels need g++, which is not installed here; use backend='torch'"
+    try:
+        library("swiglu", torch.float32)
+    except CompileError as error:
+        return f"{error}; use backend='torch'"
+    return ""
+
+
+@lru_cache
+def kernel(name: str, signature: str, dtype: torch.dtype, **shapes: int) -> Callable[..., None]:
+    """The function `name` of `cpp/<name>.cpp`, compiled for one element type and these constants.
+
+    `signature` has a letter per argument: p for an address, i for an int64, f for a float.
+    """
+    function = getattr(library(name, dtype, **shapes), name)
+    function.argtypes, function.restype = [ARGUMENTS[letter] for letter in signature], None
+    return function
+
+
+def address(x: Tensor | None) -> int | None:
+    """Where a tensor lies, for a kernel that takes a null pointer as well."""
+    return None if x is None else x.data_ptr()
+
+
+@lru_cache
+def library(name: str, dtype: torch.dtype, **shapes: int) -> ctypes.CDLL:
+    """`cpp/<name>.cpp`, from the cache folder or built now; CompileError if that is impossible."""
+    defines = [f"-D{constant}={value}" for constant, value in shapes.items()]
+    if dtype == torch.float32:
+        defines.append("-DELEMENT_IS_FLOAT")
+    source = SOURCES / f"{name}.cpp"
+    parts = [*COMPILE, *LINK, *defines, _processor(), source.read_text()]
+    parts.append((SOURCES / "elements.h").read_text())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    target = cache_folder() / "kernels" / f"{name}-{key}.so"
+    try:
+        if not target.exists():
+            _build(source, defines, target)
+        return ctypes.CDLL(str(target))
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CompileError(f"the C++ kernel {name} cannot be built: {_reason(error)}") from None
+
+
+def _build(source: Path, defines: list[str], target: Path) -> None:
+    """Compile and link; the library appears whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        compiled, linked = Path(scratch, "kernel.o"), Path(scratch, "kernel.so")
+        compiler = ["g++", *COMPILE, *defines, "-c", str(source), "-o", str(compiled)]
+        for command in (compiler, ["g++", *LINK, str(compiled), "-o", str(linked)]):
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        os.replace(linked, target)
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    """One line: the compiler's first complaint, or the system's."""
+    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+    return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))
+
+
+@lru_cache
+def _processor() -> str:
+    """What `-march=native` depends on: a cache folder may be shared by different machines."""
+    cpuinfo = Path("/proc/cpuinfo")
+    features = {
+        line
+        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else [])
+        if line.startswith(("flags", "Features", "CPU part", "model"))
+    }
+    return platform.machine() + "".join(sorted(features))

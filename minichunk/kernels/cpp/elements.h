@@ -1,0 +1,57 @@
+// What the kernels share: the element type, its conversion to float and back, and exp.
+//
+// Compiled with -DELEMENT_IS_FLOAT for float32; bfloat16 otherwise, which is the upper half of a
+// float. All arithmetic is done in float. The loops are written so that a compiler can vectorise
+// them (`omp simd`); there are no intrinsics, so they run on any CPU.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#ifdef ELEMENT_IS_FLOAT
+using Element = float;
+inline float widen(float x) { return x; }
+inline float narrow(float x) { return x; }
+#else
+using Element = uint16_t;
+
+inline float widen(Element bits) {
+    uint32_t wide = uint32_t(bits) << 16;
+    float x;
+    memcpy(&x, &wide, sizeof x);
+    return x;
+}
+
+// Rounds to the nearest, ties to even, as torch does.
+inline Element narrow(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
+    bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    return is_nan ? 0x7fc0 : uint16_t(rounded >> 16);
+}
+#endif
+
+// e to the x, to a few units in the last place: 2 to the whole part of x / ln 2, times a polynomial.
+inline float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    float shifted = x * 1.44269504f + shift;
+    float whole = shifted - shift;
+    float rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;  // ln 2 in two parts
+    float power = 1.9875691500e-4f;
+    power = power * rest + 1.3981999507e-3f;
+    power = power * rest + 8.3334519073e-3f;
+    power = power * rest + 4.1665795894e-2f;
+    power = power * rest + 1.6666665459e-1f;
+    power = power * rest + 5.0000001201e-1f;
+    power = power * rest * rest + rest + 1.0f;
+    uint32_t exponent;
+    memcpy(&exponent, &shifted, sizeof exponent);
+    exponent = (exponent + 127) << 23;  // the low bits of `shifted` are the integer
+    float scale;
+    memcpy(&scale, &exponent, sizeof scale);
+    return power * scale;
+}
+
+// Below this many elements, waking the other threads costs more than they save.
+constexpr int64_t WORTH_SHARING = 1 << 15;
