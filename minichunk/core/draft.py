@@ -11,6 +11,7 @@ from itertools import takewhile
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from minichunk.core.orders import ask
 from minichunk.core.plan import ScheduledChunk, SkippedRequest, SkipReason, StepPlan
 from minichunk.core.policies import PolicyError
 from minichunk.core.request import Request, RequestStatus
@@ -128,19 +129,20 @@ class StepDraft:
         if request.request_id in self.preempted:
             return 0  # at the earliest in the next step
         scheduler, cache, order = self.scheduler, self.scheduler.cache, self.scheduler.order
-        if not all(order.may_preempt(request, victim) for victim in self.preempted.values()):
+        evicted = self.preempted.values()
+        if not all(ask(order, order.may_preempt, request, victim) for victim in evicted):
             return self._refuse(request, SkipReason.BLOCKS)
         hits = cache.find_hits(request)
         computed = len(hits) * self.block_size
         limit = self._limit(request, num_tokens, computed, whole)
         if limit < 1:
             return 0
-        length = request.num_tokens + max(0, order.reserve_tokens(request))
+        length = request.num_tokens + max(0, ask(order, order.reserve_tokens, request))
         promised = min(self.pool.blocks_for(length), self.pool.num_blocks)
         lacks_slot = len(scheduler.running) >= scheduler.max_running
         if lacks_slot or not cache.fits(promised, hits):
             victims = choose_victims(
-                [r for r in self._behind(request) if order.may_preempt(request, r)],
+                [r for r in self._behind(request) if ask(order, order.may_preempt, request, r)],
                 self.pool,
                 needed_blocks=promised + cache.reserved_blocks,
                 needed_slots=len(scheduler.running) + 1 - scheduler.max_running,
@@ -205,10 +207,10 @@ class StepDraft:
 
     def _preempt(self, victim: Request) -> None:
         """Evict the victim and undo its grant, if it has one in this step."""
+        self.scheduler.preempt(victim)  # first: the order may fail
         undone = self.granted.pop(victim.request_id, 0)
         self.budget_left = min(self.config.max_num_batched_tokens, self.budget_left + undone)
         self.preempted[victim.request_id] = victim
-        self.scheduler.preempt(victim)
 
     # Who was left out ------------------------------------------------------------------------
 

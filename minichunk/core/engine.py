@@ -18,6 +18,7 @@ from minichunk.core.config import EngineConfig
 from minichunk.core.drive import Feed
 from minichunk.core.intake import check_numbers, read_prompt, refuse_impossible
 from minichunk.core.invariants import check_plan, check_state
+from minichunk.core.orders import ask, failure_of
 from minichunk.core.plan import Executor, StepCost, StepPlan, StepResult
 from minichunk.core.recorder import Recorder
 from minichunk.core.request import FinishReason, PromptShape, Request, SamplingParams
@@ -159,7 +160,8 @@ class Engine:
 
         With nothing due it waits for the next arrival. An error of the policy, the executor or
         `annotate` is passed on with the engine as it was before the step: call again, and it goes
-        on. An error of `stop_check` is passed on after the step; its events come with the next.
+        on. An error of `stop_check` is passed on after the step; its events come with the next. An
+        order's errors, named in a `PolicyError`, are of the one kind or of the other.
         """
         self._let_in()
         if not self.scheduler.has_work and not self._events:
@@ -189,9 +191,13 @@ class Engine:
         self.recorder.now = end
         self.scheduler.apply(plan)
         failure = self._hand_out(plan, result.token_ids, end)
+        order = self.scheduler.order
+        try:
+            self.recorder.counters(ask(order, order.changed_counters))
+        except Exception as error:
+            failure = failure or error
         pool = self.scheduler.pool
         blocks = (pool.num_free, pool.num_used, self.scheduler.reserved_blocks)
-        self.recorder.counters(self.scheduler.order.changed_counters())
         self.recorder.executed(plan, start, end, cost, scheduling_time, blocks)
         if self.config.check_invariants:
             arrived = self.trace.requests
@@ -233,8 +239,8 @@ class Engine:
         Returns the first error of an order or of `stop_check`, which must not cost the others of
         the batch their tokens.
         """
-        failure = None
-        requests, records, charge = self.requests, self.trace.requests, self.scheduler.order.charge
+        failure: Exception | None = None
+        requests, records, order = self.requests, self.trace.requests, self.scheduler.order
         for request_id, _, _, _, _, sampling, _, _ in plan.chunks:
             if sampling is None:
                 continue
@@ -245,7 +251,10 @@ class Engine:
             request.output_token_ids.append(token)
             stops = False
             try:
-                charge(request, 0, 1)
+                order.charge(request, 0, 1)
+            except Exception as error:
+                failure = failure or failure_of(order, "charge", error)
+            try:
                 stops = self.stop_check is not None and self.stop_check(request)
             except Exception as error:
                 failure = failure or error
@@ -320,15 +329,15 @@ class Engine:
         """Queue the requests that are due, and end those whose time is up."""
         now = self.clock.now()
         for request in self._agenda.arrivals(now):
-            if self._queue_is_full():
-                waiting, bound = self.scheduler.num_waiting, self.config.max_queued_requests
-                note = f"refused: {waiting} requests were waiting, max_queued_requests={bound}"
-                self._end_from_outside(request, FinishReason.CANCELLED, note)
-                continue
             try:
-                self._arrive(request)
+                if self._queue_is_full():
+                    waiting, bound = self.scheduler.num_waiting, self.config.max_queued_requests
+                    note = f"refused: {waiting} requests were waiting, max_queued_requests={bound}"
+                    self._end_from_outside(request, FinishReason.CANCELLED, note)
+                else:
+                    self._arrive(request)
             except Exception:
-                del self.requests[request.request_id]  # an order that cannot place it
+                self.requests.pop(request.request_id, None)  # an order that cannot place it
                 raise
         for kind, request in self._agenda.overdue(now):
             note = f"{kind}={getattr(request, kind)} s is over"

@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 from minichunk.core.policies import PolicyError, check_kinds, parse_spelling, spell
 from minichunk.core.predictors import Predictor, resolve_predictor
 from minichunk.core.request import Rank, Request
 
 Key = tuple[float, ...]
+Asked = ParamSpec("Asked")
+Answer = TypeVar("Answer")
 
 
 class Order:
@@ -26,6 +28,10 @@ class Order:
     """
 
     name: ClassVar[str] = "fcfs"
+
+    def __init_subclass__(cls) -> None:
+        """Without a name of its own an order goes by its class's, not by the one it builds on."""
+        cls.name = vars(cls).get("name", cls.__name__)
 
     def __init__(self) -> None:
         """No parameters. Written out, since `inspect` takes 20 ms to read `object.__init__`."""
@@ -232,6 +238,23 @@ class Deadline(Order):
         allowed = self.slo if request.timeout is None else request.timeout
         work = request.num_prompt_tokens * self.seconds_per_prompt_token
         return (request.arrival_time + allowed - work, request.arrival_time)
+
+
+def ask(
+    order: Order, hook: Callable[Asked, Answer], *asked: Asked.args, **more: Asked.kwargs
+) -> Answer:
+    """What one of the order's methods answers. If it fails, a `PolicyError` names the order."""
+    try:
+        return hook(*asked, **more)
+    except Exception as error:
+        raise failure_of(order, hook.__name__, error) from error
+
+
+def failure_of(order: Order, method: str, error: Exception) -> PolicyError:
+    """An order's own error with the names of the order and of the method that raised it."""
+    failure = PolicyError(f"order {order.name!r}: {method} raised {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def place(order: Order, request: Request) -> tuple[str, Rank]:

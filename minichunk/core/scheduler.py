@@ -15,7 +15,7 @@ from minichunk.core.cache_manager import CacheManager, Log, ignore
 from minichunk.core.config import EngineConfig
 from minichunk.core.draft import StepDraft
 from minichunk.core.kv_cache import BlockPool
-from minichunk.core.orders import resolve_order
+from minichunk.core.orders import ask, resolve_order
 from minichunk.core.plan import StepPlan
 from minichunk.core.policies import PolicyError, resolve_policy
 from minichunk.core.request import Request, RequestStatus
@@ -76,7 +76,7 @@ class Scheduler:
         requests = sorted(self.running.values(), key=_by_rank)
         groups = {request.group for request in requests}
         if len(groups) > 1:
-            keys = {group: self.order.group_key(group) for group in groups}
+            keys = {group: ask(self.order, self.order.group_key, group) for group in groups}
             requests.sort(key=lambda request: keys[request.group])
         return requests
 
@@ -179,16 +179,16 @@ class Scheduler:
         self.on_lifecycle(request.request_id, kind, request.num_computed_tokens)
         if not request.was_admitted:
             request.was_admitted = True
-            self.order.charge(request, request.num_prompt_tokens, 0)
+            ask(self.order, self.order.charge, request, request.num_prompt_tokens, 0)
 
     def preempt(self, victim: Request) -> None:
         """Back to the queue; its blocks are freed and its tokens, outputs included, recomputed."""
+        self.waiting.add(victim)  # first: if the order fails here, the victim runs on
         del self.running[victim.request_id]
         self.on_lifecycle(victim.request_id, "preempt", victim.num_computed_tokens)
         self.cache.release(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
-        self.waiting.add(victim)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its blocks; the caller says why it ended."""
@@ -198,4 +198,4 @@ class Scheduler:
             self.cache.release(request)
         elif was is RequestStatus.WAITING:
             self.waiting.remove(request)
-        self.order.finished(request)
+        ask(self.order, self.order.finished, request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from minichunk.core.orders import Order, place
+from minichunk.core.orders import Order, ask, place
 from minichunk.core.request import UNPLACED, WAITING, Rank, Request
 
 Entry = tuple[Rank, Request]
@@ -27,11 +27,12 @@ class WaitingQueue:
         self._entered: dict[str, GroupEntry] = {}  # each group's valid entry in the heap of groups
 
     def push(self, request: Request) -> None:
+        key = ask(self.order, self.order.group_key, request.group)  # first: the order may fail
         heap = self._heaps.setdefault(request.group, [])
         entry: Entry = (request.rank, request)
         heapq.heappush(heap, entry)
         if heap[0] is entry:
-            self._enter(request.group)
+            self._enter(request.group, key)
         self.size += 1
 
     def head(self) -> Request | None:
@@ -46,11 +47,12 @@ class WaitingQueue:
                 del self._entered[group]
             else:
                 rank, request = self._heaps[group][0]
-                if entry[1] is rank and entry[0] == self.order.group_key(group):
+                key = ask(self.order, self.order.group_key, group)
+                if entry[1] is rank and entry[0] == key:
                     return request
                 # Group keys only rise: an entry that lags is found here before it can mislead.
                 heapq.heappop(self._groups)
-                self._enter(group)
+                self._enter(group, key)
         return None
 
     def remove(self, request: Request) -> None:
@@ -78,9 +80,9 @@ class WaitingQueue:
         for heap in self._heaps.values():
             yield from (r for _, r in heap if r.status is WAITING)
 
-    def _enter(self, group: str) -> None:
+    def _enter(self, group: str, key: float) -> None:
         """Put the group, with its present head, into the heap of groups."""
-        entry = (self.order.group_key(group), self._heaps[group][0][0], group)
+        entry = (key, self._heaps[group][0][0], group)
         self._entered[group] = entry
         heapq.heappush(self._groups, entry)
 
@@ -104,9 +106,10 @@ class WaitingLine:
         group = request.group
         if not (self.short.has_group(group) or self.long.has_group(group)):
             head = self.head()
-            self.order.group_joins(group, None if head is None else head.group)
-        request.status = WAITING
+            next_group = None if head is None else head.group
+            ask(self.order, self.order.group_joins, group, next_group)
         self._queue_of(request).push(request)
+        request.status = WAITING
 
     def remove(self, request: Request) -> None:
         """The request left the queue; its status says where to."""
@@ -122,7 +125,7 @@ class WaitingLine:
 
     def precedence(self, request: Request) -> tuple[float, Rank]:
         """Sorts requests of all groups: the order's order."""
-        return self.order.group_key(request.group), request.rank
+        return ask(self.order, self.order.group_key, request.group), request.rank
 
     def is_long(self, request: Request) -> bool:
         return self.long_threshold is not None and request.num_tokens > self.long_threshold

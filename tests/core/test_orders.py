@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -363,6 +364,19 @@ def test_a_bad_order_is_named_and_the_others_are_served(
     assert all(len(tokens_of(events, rid)) == 4 for rid in good)
 
 
+def test_a_bad_order_leaves_nothing_of_a_request_that_finds_the_queue_full() -> None:
+    engine = make_engine(order=NoNumber, max_num_seqs=1, max_queued_requests=1)
+    engine.add_request(prompt(5), greedy(6))
+    engine.step()
+    engine.add_request(prompt(5), greedy(6))
+    engine.add_request(prompt(5), greedy(6), request_id="bad", arrival_time=2.0)
+    engine.step()
+    with pytest.raises(PolicyError, match="order 'no-number': key of request 'bad'"):
+        engine.step()
+    drain(engine)
+    assert list(engine.trace.requests) == ["0", "1"]
+
+
 class PreemptsAnybody(Order):
     name = "preempts-anybody"
 
@@ -382,18 +396,34 @@ def test_an_order_that_lets_everybody_preempt_everybody_still_gets_everybody_don
         assert tokens_of(events, rid) == expected_tokens(tokens, greedy(), 6)
 
 
-class RaisesLater(Order):
-    """Raises at its third call of each kind, once."""
-
-    name = "raises-later"
+class RaisesAtTimes(Order):
+    """Each of its methods raises at its first, second, fourth, eighth, ... call."""
 
     def __init__(self) -> None:
-        self.calls: dict[str, int] = {}
+        self.calls: Counter[str] = Counter()
+        self.armed = False
 
     def _count(self, what: str) -> None:
-        self.calls[what] = self.calls.get(what, 0) + 1
-        if self.calls[what] == 3:
-            raise RuntimeError(f"{what} failed")
+        self.calls[what] += self.armed
+        if self.armed and self.calls[what].bit_count() == 1:
+            raise LookupError(f"of {what}")
+
+    def key(self, request: Request) -> tuple[float, ...]:
+        return (request.priority, request.arrival_time)
+
+    def group(self, request: Request) -> str:
+        return request.tenant
+
+    def group_key(self, group: str) -> float:
+        self._count("group_key")
+        return 0.0
+
+    def group_joins(self, group: str, next_group: str | None) -> None:
+        self._count("group_joins")
+
+    def may_preempt(self, asker: Request, victim: Request) -> bool:
+        self._count("may_preempt")
+        return self.key(asker) < self.key(victim)
 
     def charge(self, request: Request, prompt_tokens: int, output_tokens: int) -> None:
         self._count("prompt charge" if prompt_tokens else "output charge")
@@ -405,24 +435,34 @@ class RaisesLater(Order):
     def finished(self, request: Request) -> None:
         self._count("finished")
 
+    def changed_counters(self) -> dict[str, float]:
+        self._count("changed_counters")
+        return {}
 
-def test_an_orders_own_errors_are_passed_on_and_cost_nobody_a_token(rng: random.Random) -> None:
-    engine = make_engine(order=RaisesLater, num_blocks=200)
-    prompts = {f"r{i}": random_prompt(rng, 9) for i in range(5)}
-    for rid, tokens in prompts.items():
-        engine.add_request(tokens, greedy(6), request_id=rid)
+
+def test_an_orders_own_errors_name_it_and_cost_nobody_a_token(rng: random.Random) -> None:
+    engine = make_engine(order=RaisesAtTimes, num_blocks=12, block_size=4, max_num_seqs=4)
+    prompts = {f"r{i}": random_prompt(rng, rng.randint(5, 9)) for i in range(10)}
     events, failures = [], []
-    for _ in range(40):
+    for i, (rid, tokens) in enumerate(prompts.items()):
+        if i == 4:  # these decode when more urgent ones come
+            events += engine.step()
+        engine.add_request(tokens, greedy(9), request_id=rid, tenant=rid, priority=-i)
+    engine.scheduler.order.armed = True  # type: ignore[attr-defined]
+    for _ in range(300):
         try:
             events += engine.step()
-        except RuntimeError as error:
-            failures.append(str(error))
-    assert sorted(failures) == [
-        "finished failed", "output charge failed", "prompt charge failed", "reserve_tokens failed",
-    ]  # fmt: skip
+        except PolicyError as error:
+            failures.append(error)
+    methods = ("changed_counters", "finished", "group_joins", "group_key", "may_preempt")
+    named = {f"{method} raised LookupError: of {method}" for method in methods}
+    named |= {f"charge raised LookupError: of {what} charge" for what in ("prompt", "output")}
+    named.add("reserve_tokens raised LookupError: of reserve_tokens")
+    assert set(map(str, failures)) == {f"order 'RaisesAtTimes': {name}" for name in named}
+    assert {type(failure.__cause__) for failure in failures} == {LookupError}
     assert not engine.has_unfinished_requests()
     for rid, tokens in prompts.items():
-        assert tokens_of(events, rid) == expected_tokens(tokens, greedy(), 6)
+        assert tokens_of(events, rid) == expected_tokens(tokens, greedy(), 9)
     engine.trace.validate()
 
 
@@ -442,6 +482,15 @@ def test_an_order_that_fails_is_named(rng: random.Random) -> None:
     engine = make_engine(order=Broken())
     with pytest.raises(PolicyError, match=r"order 'broken'.*'r0'.*LookupError: no such tenant"):
         engine.add_request(random_prompt(rng, 4), greedy(2), request_id="r0")
+
+
+def test_an_order_that_is_not_registered_goes_by_the_name_of_its_class() -> None:
+    class Fairer(Fair):
+        pass
+
+    assert str(resolve_order(Fairer)) == "Fairer"
+    assert str(resolve_order(Fairer(output_weight=3.0))) == "Fairer(output_weight=3.0)"
+    assert str(resolve_order(Fair)) == "fair"
 
 
 def test_a_bad_parameter_of_an_order_names_the_order() -> None:
