@@ -108,6 +108,10 @@ def rope_and_cache_cpp(
     _check_contiguous(q, k, v)
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the blocks of both caches must be contiguous")
+    for angles in (cos, sin):
+        if angles.dtype != torch.float32 or not angles.is_contiguous():
+            raise ValueError("cos and sin must be contiguous float32 tensors")
+    slot_mapping = slot_mapping.long()
     q_out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=q.dtype)
     kernel("rope_and_cache", "pipipipppppfiiippp", q.dtype, HEAD_DIM=head_dim)(
         q.data_ptr(),
