@@ -55,7 +55,7 @@ def cpp_problem() -> str:
     try:
         library("swiglu", torch.float32)
     except CompileError as error:
-        return f"{error}; use backend='torch'"
+        return str(error)
     return ""
 
 
@@ -83,32 +83,42 @@ def library(name: str, dtype: torch.dtype, **shapes: int) -> ctypes.CDLL:
         defines.append("-DELEMENT_IS_FLOAT")
     source = SOURCES / f"{name}.cpp"
     parts = [*COMPILE, *LINK, *defines, _processor(), source.read_text()]
-    parts.append((SOURCES / "elements.h").read_text())
+    parts += [header.read_text() for header in sorted(SOURCES.glob("*.h"))]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     target = cache_folder() / "kernels" / f"{name}-{key}.so"
     try:
-        if not target.exists():
-            _build(source, defines, target)
+        return _loaded(target) or _build(source, defines, target)
+    except subprocess.CalledProcessError as error:
+        problem = f"{_complaint(error)};"
+    except OSError as error:
+        problem = f"{error}; set MINICHUNK_CACHE to another folder or"
+    raise CompileError(f"the C++ kernel {name} cannot be built: {problem} use backend='torch'")
+
+
+def _loaded(target: Path) -> ctypes.CDLL | None:
+    """A library that was built before; None if there is none, or a damaged one."""
+    try:
         return ctypes.CDLL(str(target))
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CompileError(f"the C++ kernel {name} cannot be built: {_reason(error)}") from None
+    except OSError:
+        return None
 
 
-def _build(source: Path, defines: list[str], target: Path) -> None:
-    """Compile and link; the library appears whole or not at all."""
+def _build(source: Path, defines: list[str], target: Path) -> ctypes.CDLL:
+    """Compile, link and load; the file appears whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = Path(scratch, "kernel.o"), Path(scratch, "kernel.so")
         compiler = ["g++", *COMPILE, *defines, "-c", str(source), "-o", str(compiled)]
         for command in (compiler, ["g++", *LINK, str(compiled), "-o", str(linked)]):
-            subprocess.run(command, check=True, capture_output=True, text=True)
+            subprocess.run(command, check=True, capture_output=True, errors="replace")
         os.replace(linked, target)
+    return ctypes.CDLL(str(target))
 
 
-def _reason(error: OSError | subprocess.SubprocessError) -> str:
-    """One line: the compiler's first complaint, or the system's."""
-    lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-    return next((line for line in lines if "error" in line), lines[0] if lines else repr(error))
+def _complaint(error: subprocess.CalledProcessError) -> str:
+    """One line: what the compiler said first about an error."""
+    lines = error.stderr.strip().splitlines() or [f"g++ ended with code {error.returncode}"]
+    return next((line for line in lines if "error" in line), lines[0])
 
 
 @lru_cache

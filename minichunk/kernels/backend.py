@@ -85,11 +85,13 @@ def _check_triton(target: str, dtype: torch.dtype) -> None:
 def _check_cpp(device_type: str, dtype: torch.dtype) -> None:
     if device_type != "cpu":
         raise ValueError(
-            f"backend='cpp' computes on the CPU, but the tensors are on {device_type}; use 'triton' "
-            "or 'torch'"
+            f"backend='cpp' computes on the CPU, but the tensors are on {device_type}; "
+            "use 'triton' or 'torch'"
         )
     if dtype not in CPP_DTYPES:
-        raise ValueError(f"the C++ kernels compute in bfloat16 or float32, not in {dtype}")
+        raise ValueError(
+            f"the C++ kernels compute in bfloat16 or float32, not in {dtype}; use backend='torch'"
+        )
     problem = cpp_problem()
     if problem:
         raise ValueError(problem)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from minichunk.kernels import backend
-from minichunk.kernels.backend import choose_backend, runs_on_triton
+from minichunk.kernels._cpp import cpp_problem
+from minichunk.kernels.backend import choose_backend, runs_on_cpp, runs_on_triton
 
 
 @pytest.fixture
@@ -28,8 +29,14 @@ def test_auto_is_triton_from_sm_80_up_and_on_rocm(gpu, target):
     assert choose_backend("auto", gpu(target), torch.bfloat16) == "triton"
 
 
-def test_auto_is_torch_on_a_t4_and_on_a_cpu(gpu):
-    assert choose_backend("auto", "cpu", torch.bfloat16) == "torch"
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_auto_on_a_cpu_is_cpp_where_it_can_be_built(dtype, monkeypatch):
+    assert choose_backend("auto", "cpu", dtype) == ("torch" if cpp_problem() else "cpp")
+    monkeypatch.setattr(backend, "cpp_problem", lambda: "no compiler")
+    assert choose_backend("auto", "cpu", dtype) == "torch"
+
+
+def test_auto_is_torch_on_a_t4(gpu):
     device = gpu("sm_75")
     assert choose_backend("auto", device, torch.float16) == "torch"
     assert choose_backend("triton", device, torch.float16) == "triton"  # slow, but asked for
@@ -48,13 +55,23 @@ def test_bfloat16_on_a_t4_is_refused(gpu, name):
 
 
 def test_an_unknown_backend_is_refused():
-    with pytest.raises(ValueError, match="'cuda' is unknown; choose 'auto', 'torch' or 'triton'"):
+    with pytest.raises(
+        ValueError, match="'cuda' is unknown; choose 'auto', 'torch', 'cpp' or 'triton"
+    ):
         choose_backend("cuda", "cpu", torch.float32)
+
+
+def test_cpp_on_a_gpu_is_refused(gpu):
+    with pytest.raises(ValueError, match="the tensors are on cuda; use 'triton' or 'torch'"):
+        choose_backend("cpp", gpu("sm_90"), torch.float32)
 
 
 def test_a_call_names_an_implementation(gpu):
     x = torch.zeros(1)
-    assert not runs_on_triton("torch", x)
+    for name in ("torch", "cpp"):
+        assert not runs_on_triton(name, x)
+    for name in ("torch", "triton"):
+        assert not runs_on_cpp(name, x)
     with pytest.raises(ValueError, match="'auto' is not an implementation"):
         runs_on_triton("auto", x)
     gpu("sm_90")

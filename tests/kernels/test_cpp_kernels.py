@@ -1,4 +1,4 @@
-"""The C++ kernels, against their float64 references: what a compiler with our flags made of them."""
+"""The C++ kernels against their float64 references: what a compiler with our flags made of them."""
 
 from __future__ import annotations
 

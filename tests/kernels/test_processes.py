@@ -21,7 +21,7 @@ from minichunk.kernels import attention, rms_norm, rope, sampling, split_kv, swi
 from minichunk.kernels.backend import choose_backend
 
 assert swiglu.swiglu(torch.ones(1, 4)).shape == (1, 2)
-assert choose_backend("auto", "cpu", torch.float32) == "torch"
+assert choose_backend("auto", "cpu", torch.float32) in ("cpp", "torch")
 for launch in (
     lambda: swiglu.swiglu(torch.ones(1, 4), backend="triton"),
     lambda: swiglu.swiglu_kernel[(1,)](),

@@ -148,6 +148,6 @@ def test_temperature_zero_is_greedy_and_minus_infinity_never_comes(generator):
 
 def test_an_unknown_backend_is_refused():
     with pytest.raises(
-        ValueError, match="'cuda' is not an implementation; use 'torch' or 'triton'"
+        ValueError, match="'cuda' is not an implementation; use 'torch', 'cpp' or 'triton'"
     ):
         swiglu(torch.zeros(1, 4), backend="cuda")

@@ -32,7 +32,7 @@ inline Element narrow(float x) {
 #endif
 
 // e to the x, to a few units in the last place: 2 to the whole part of x / ln 2, times a polynomial.
-// Below -87.7 it is 0 and above 88.3 infinite: the scale of these bounds has the exponent of either.
+// 0 below -87.7 and infinite above 88.4: at the bounds the exponent's bits are all 0 or all 1.
 inline float exponential(float x) {
     x = x < -88.0f ? -88.0f : x > 89.0f ? 89.0f : x;
     const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer

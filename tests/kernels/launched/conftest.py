@@ -21,7 +21,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_escapes(poisoned_memory: None) -> Iterator[None]:
-    """An unwritten output is NaN, and where the interpreter's numpy gives birth to one, it fails."""
+    """An unwritten output is NaN, and a NaN born in the interpreter is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)  # numpy says "invalid value": a NaN is born
         yield
