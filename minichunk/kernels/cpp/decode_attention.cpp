@@ -11,6 +11,37 @@ constexpr int HEADS = KV_HEADS * GROUP;
 constexpr int ROW = KV_HEADS * HEAD_DIM;  // elements of a token in the cache
 constexpr int CACHE_LINE = 64 / sizeof(Element);
 
+// 16 floats that are computed with at once; on a CPU with shorter registers, in several of them.
+constexpr int LANES = 16;
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));
+typedef int Lanes __attribute__((vector_size(LANES * sizeof(int))));
+constexpr int PARTS = (HEAD_DIM + LANES - 1) / LANES;  // of a head; the last is filled up with zeros
+
+struct Head {
+    Vector parts[PARTS];
+};
+
+static inline Head load(const Element* x) {
+    float floats[PARTS * LANES] = {};
+    for (int i = 0; i < HEAD_DIM; ++i) floats[i] = widen(x[i]);
+    Head head;
+    memcpy(&head, floats, sizeof head);
+    return head;
+}
+
+// The sums of neighbouring lanes: first those of a, then those of b.
+static inline Vector fold(Vector a, Vector b) {
+    const Lanes even = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
+    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
+}
+
+// Lane i of the result is the sum of all lanes of v[i]: 16 sums in the time of a few.
+static inline Vector sums(Vector* v) {
+    for (int n = LANES; n > 1; n /= 2)
+        for (int i = 0; i < n / 2; ++i) v[i] = fold(v[2 * i], v[2 * i + 1]);
+    return v[0];
+}
+
 // What a split found: for each query head the largest score, the sum of exp(score - largest), and
 // the values weighted by these.
 struct Partial {
@@ -19,57 +50,58 @@ struct Partial {
     float values[HEADS][HEAD_DIM];
 };
 
-// The tokens first .. last - 1 of a sequence, in the cache of keys or of values.
-struct Rows {
-    const Element* cache;
-    const int32_t* table;
-    int64_t block_size, first, last;
+// Where the tokens first .. last - 1 of a sequence lie in the caches. All KV heads of a token are
+// neighbours, so one thread reads them all, in one stream.
+struct Places {
+    int64_t count;
+    int64_t offset[SPLIT + 2 * LANES];  // beyond the last token, its own again
 
-    // Calls visit(index, row) for each, block by block, as they lie in memory: all KV heads of a
-    // token are neighbours, so one thread reads them all, in one stream. The hardware foresees where
-    // that stream goes on, but not to which block it jumps: so the next block is called for ahead.
-    template <typename Visit>
-    void for_each(Visit visit) const {
-        for (int64_t token = first, stop; token < last;) {
-            const int64_t block = token / block_size, end = (block + 1) * block_size;
-            const Element* row = at(block) + (token - block * block_size) * ROW;
-            const Element* next = at(end < last ? block + 1 : block);
-            for (stop = end < last ? end : last; token < stop; ++token, row += ROW, next += ROW) {
-                for (int i = 0; i < ROW; i += CACHE_LINE) __builtin_prefetch(next + i);
-                visit(token - first, row);
+    Places(const int32_t* table, int64_t block_size, int64_t first, int64_t last)
+        : count(last - first) {
+        for (int64_t token = first; token < last; ++token) {
+            const int64_t slot = table[token / block_size] * block_size + token % block_size;
+            offset[token - first] = slot * ROW;
+        }
+        for (int64_t t = count; t < count + 2 * LANES; ++t) offset[t] = offset[count - 1];
+    }
+
+    // The hardware foresees where a stream goes on, but not to which block it jumps.
+    const Element* row(const Element* cache, int64_t t) const {
+        for (int i = 0; i < ROW; i += CACHE_LINE) __builtin_prefetch(cache + offset[t + LANES] + i);
+        return cache + offset[t];
+    }
+};
+
+static void attend(const Element* q, float scale, const Element* k_cache, const Element* v_cache,
+                   const Places& places, Partial& found) {
+    Head queries[HEADS];
+    for (int h = 0; h < HEADS; ++h) queries[h] = load(q + h * HEAD_DIM);
+
+    float scores[HEADS][SPLIT + LANES];
+    for (int64_t t = 0; t < places.count; t += LANES) {
+        const Element* rows[LANES];
+        for (int i = 0; i < LANES; ++i) rows[i] = places.row(k_cache, t + i);
+        for (int h = 0; h < HEADS; h += GROUP) {
+            Vector dots[GROUP][LANES] = {};
+            for (int i = 0; i < LANES; ++i) {
+                const Head key = load(rows[i] + h / GROUP * HEAD_DIM);
+                for (int g = 0; g < GROUP; ++g)
+                    for (int part = 0; part < PARTS; ++part)
+                        dots[g][i] += queries[h + g].parts[part] * key.parts[part];
+            }
+            for (int g = 0; g < GROUP; ++g) {
+                const Vector tokens = sums(dots[g]) * scale;
+                memcpy(&scores[h + g][t], &tokens, sizeof tokens);
             }
         }
     }
 
-    const Element* at(int64_t block) const { return cache + table[block] * block_size * ROW; }
-};
-
-static void attend(const Element* q, float scale, const Rows& keys, const Rows& values,
-                   Partial& found) {
-    float query[HEADS][HEAD_DIM], scores[HEADS][SPLIT];
-    for (int h = 0; h < HEADS; ++h)
-        for (int i = 0; i < HEAD_DIM; ++i) query[h][i] = widen(q[h * HEAD_DIM + i]) * scale;
-
-    keys.for_each([&](int64_t token, const Element* row) {
-        for (int kv = 0; kv < KV_HEADS; ++kv) {
-            float key[HEAD_DIM];
-            for (int i = 0; i < HEAD_DIM; ++i) key[i] = widen(row[kv * HEAD_DIM + i]);
-            for (int h = kv * GROUP; h < (kv + 1) * GROUP; ++h) {
-                float score = 0;
-#pragma omp simd reduction(+ : score)
-                for (int i = 0; i < HEAD_DIM; ++i) score += query[h][i] * key[i];
-                scores[h][token] = score;
-            }
-        }
-    });
-
-    const int64_t count = keys.last - keys.first;
     for (int h = 0; h < HEADS; ++h) {
         float largest = scores[h][0], sum = 0;
 #pragma omp simd reduction(max : largest)
-        for (int64_t t = 0; t < count; ++t) largest = scores[h][t] > largest ? scores[h][t] : largest;
+        for (int64_t t = 0; t < places.count; ++t) largest = scores[h][t] > largest ? scores[h][t] : largest;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t t = 0; t < count; ++t) {
+        for (int64_t t = 0; t < places.count; ++t) {
             scores[h][t] = exponential(scores[h][t] - largest);
             sum += scores[h][t];
         }
@@ -78,15 +110,13 @@ static void attend(const Element* q, float scale, const Rows& keys, const Rows& 
     }
 
     memset(found.values, 0, sizeof found.values);
-    values.for_each([&](int64_t token, const Element* row) {
-        for (int kv = 0; kv < KV_HEADS; ++kv) {
-            float value[HEAD_DIM];
-            for (int i = 0; i < HEAD_DIM; ++i) value[i] = widen(row[kv * HEAD_DIM + i]);
-            for (int h = kv * GROUP; h < (kv + 1) * GROUP; ++h)
-                for (int i = 0; i < HEAD_DIM; ++i)
-                    found.values[h][i] += scores[h][token] * value[i];
+    for (int64_t t = 0; t < places.count; ++t) {
+        const Element* row = places.row(v_cache, t);
+        for (int h = 0; h < HEADS; ++h) {
+            const Element* value = row + h / GROUP * HEAD_DIM;
+            for (int i = 0; i < HEAD_DIM; ++i) found.values[h][i] += scores[h][t] * widen(value[i]);
         }
-    });
+    }
 }
 
 // Joins the splits of a sequence: each is weighted by exp(its largest score - the largest of all).
@@ -124,8 +154,8 @@ extern "C" void decode_attention(const Element* q, int64_t q_stride, const Eleme
             const int64_t length = lengths[sequences[d]];
             const int64_t last = first + SPLIT < length ? first + SPLIT : length;
             const int32_t* table = block_tables + sequences[d] * table_width;
-            attend(q + rows[d] * q_stride, scale, Rows{k_cache, table, block_size, first, last},
-                   Rows{v_cache, table, block_size, first, last}, partials[split]);
+            attend(q + rows[d] * q_stride, scale, k_cache, v_cache,
+                   Places(table, block_size, first, last), partials[split]);
         }
 #pragma omp for
         for (int64_t d = 0; d < num_decodes; ++d)
