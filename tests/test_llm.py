@@ -32,9 +32,9 @@ CONFIG = LlamaConfig(
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 
 
-def make(**knobs: object) -> LLM:
+def make(backend: str = "auto", **knobs: object) -> LLM:
     options = {"num_blocks": 64, "seed": random.randrange(1000), "check_invariants": True, **knobs}
-    return LLM(CONFIG, dtype="float32", device="cpu", backend="torch", quiet=True, **options)
+    return LLM(CONFIG, dtype="float32", device="cpu", backend=backend, quiet=True, **options)
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,9 @@ def test_choices_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ModelError, match="cuddly"):
         backend_for("cuddly", cpu, torch.float32)
     assert choose_dtype("fp32", cpu) is torch.float32
-    assert backend_for("auto", cpu, torch.float32) == "torch"
+    assert backend_for("auto", cpu, torch.float16) == "torch"
+    with pytest.raises(ModelError, match=r"not in torch\.float16; use backend='torch'"):
+        backend_for("cpp", cpu, torch.float16)
 
 
 def test_old_gpus_get_float16_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:

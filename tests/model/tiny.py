@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -17,6 +18,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from minichunk.kernels._cpp import cpp_problem
+
+CPU_BACKENDS = (
+    "torch",
+    pytest.param("cpp", marks=pytest.mark.skipif(bool(cpp_problem()), reason=cpp_problem())),
+)
 VOCAB_SIZE = 301
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
