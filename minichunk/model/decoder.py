@@ -24,10 +24,10 @@ LONG_STEP = 128  # rows, from which a compiled norm pays on a CPU
 class Decoder:
     """Llama, Mistral, Qwen2 and Qwen3 (dense). Stateless but for its weights.
 
-    `backend` chooses the kernels ("torch" or "triton"); matrix products are torch's on both.
+    `backend` chooses the kernels ("torch", "cpp" or "triton"); matrix products are torch's always.
     `compiled` passes the pieces between the attention calls through torch.compile on a GPU. On a
-    CPU it is the norms of long steps only: a compiled graph cannot hold packed weights, and a call
-    of one costs more than a small norm.
+    CPU it is the torch backend's norms of long steps only: a compiled graph cannot hold packed
+    weights, and a call of one costs more than a small norm.
     """
 
     def __init__(
