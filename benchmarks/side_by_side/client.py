@@ -80,15 +80,20 @@ class Worker:
 
     def _answer(self, during: str) -> dict[str, Any]:
         assert self.process.stdout is not None
-        alarm = threading.Timer(self.timeout, self.process.kill)
+        too_late = threading.Event()
+
+        def give_up() -> None:
+            too_late.set()
+            self.process.kill()
+
+        alarm = threading.Timer(self.timeout, give_up)
         alarm.start()
         try:
             line = self.process.stdout.readline()
         finally:
-            on_time = alarm.is_alive()
             alarm.cancel()
         if not line:
-            if not on_time:
+            if too_late.is_set():
                 raise WorkerError(f"{self.name}, {during}: no answer in {self.timeout:g} s")
             status = self.process.wait()
             raise WorkerError(
