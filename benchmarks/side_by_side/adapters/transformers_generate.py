@@ -55,7 +55,8 @@ class GenerateAdapter:
         while arrivals.pending or waiting:
             let_in()
             if waiting:
-                batch, waiting[:] = waiting[: self.options.max_num_seqs], []
+                batch = waiting.copy()
+                waiting.clear()
                 self._serve(batch, clock, _Watch(batch, recording, clock, let_in))
             elif arrivals.next_time is not None:
                 clock.wait_until(arrivals.next_time)
