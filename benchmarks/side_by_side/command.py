@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.side_by_side import report
 from benchmarks.side_by_side.adapters.options import Options
-from benchmarks.side_by_side.engines import ENGINES, chosen_engines
+from benchmarks.side_by_side.engines import ENGINES, chosen_engines, usable_cores
 from benchmarks.side_by_side.runner import Results, run
 from benchmarks.side_by_side.workloads import Case, cases
 from minichunk.model.config import ModelConfig
@@ -28,7 +27,6 @@ def bench(arguments: Namespace) -> None:
     chosen = cases(_listed(arguments.workloads), config.vocab_size, arguments.seed)
     options = options_for(chosen, folder, config, arguments.dtype, arguments.threads)
     out = Path(arguments.out)
-    out.mkdir(parents=True, exist_ok=True)
 
     progress = Console(stderr=True)
     results = run(
@@ -65,8 +63,9 @@ def show(results: Results, console: Console) -> None:
     console.print(report.circumstances(results), highlight=False)
     console.print(table)
     console.print(report.NOTE.format(repeats=results.repeats), style="dim", highlight=False)
-    for line in (*(f"left out: {it}" for it in results.failures), *report.doubts(results)):
-        console.print(line, style="yellow", highlight=False, markup=False)
+    left_out = [f"left out: {failure}" for failure in results.failures]
+    for remark in [*left_out, *report.doubts(results)]:
+        console.print(remark, style="yellow", highlight=False, markup=False)
 
 
 def model_folder(model: str) -> tuple[Path, ModelConfig]:
@@ -94,7 +93,7 @@ def options_for(
         engine="",
         model=str(folder),
         dtype=dtype,
-        threads=threads or len(os.sched_getaffinity(0)),
+        threads=threads or len(usable_cores()),
         compiled=False,
         max_budget=max(case.budget for case in chosen),
         max_num_seqs=max(case.num_requests for case in chosen),

@@ -62,8 +62,15 @@ def interpreter(name: str, vllm_python: str | None) -> str:
     return found
 
 
+def usable_cores() -> list[int]:
+    """The cores that this process may use; all of them where the system does not say (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def environment(name: str, python: str, threads: int, cache: Path) -> dict[str, str]:
-    """Environment variables of the worker. Compilers start from an empty cache, in `cache`."""
+    """Environment variables of the worker. Compilers keep what they made in the folder `cache`."""
     variables = {
         **os.environ,
         "PYTHONPATH": str(CHECKOUT),
@@ -83,9 +90,10 @@ def environment(name: str, python: str, threads: int, cache: Path) -> dict[str, 
 
 
 def _vllm_variables(python: str, threads: int, cache: Path) -> dict[str, str]:
-    """In process and offline. Its launcher would keep a core for itself; here threads get them all.
+    """In this process, not in one of its own, and reporting to nobody.
 
-    With torch's own OpenMP, W1 came out the same within the noise.
+    Its launcher would keep a core for itself; here the threads get them all. Without Intel's OpenMP
+    (torch's own instead), W1 came out the same within the noise.
     """
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -96,7 +104,7 @@ def _vllm_variables(python: str, threads: int, cache: Path) -> dict[str, str]:
     preload = [os.environ["LD_PRELOAD"]] if os.environ.get("LD_PRELOAD") else []
     openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
     if openmp.exists():
-        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
+        cores = ",".join(map(str, usable_cores()[:threads]))
         preload.append(str(openmp))
         variables.update(  # with OMP_PROC_BIND instead, W3 took 1.65 s and not 1.04 s
             KMP_AFFINITY=f"granularity=fine,explicit,proclist=[{cores}]",

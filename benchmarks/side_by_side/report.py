@@ -89,8 +89,8 @@ def doubts(results: Results) -> list[str]:
 def circumstances(results: Results) -> str:
     """Where, when and with what, in one paragraph."""
     options = results.options
-    versions = {k: v for m in results.engines.values() for k, v in m.versions.items()}
-    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    versions = {pair for m in results.engines.values() for pair in m.versions.items()}
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions))
     return (
         f"{datetime.date.today().isoformat()}, {cpu_name()}, {os.cpu_count()} cores, "
         f"{options.threads} threads for each engine, {options.dtype}, "

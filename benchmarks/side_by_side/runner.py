@@ -10,6 +10,8 @@ and the others go on.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +30,6 @@ from minichunk.core.trace import Trace
 class Measured:
     """What is known of one engine: its runs by case, and what it took to get it going."""
 
-    engine: str
     versions: dict[str, str]
     start_seconds: float
     warm_up_seconds: float = 0.0
@@ -67,32 +68,23 @@ def run(
     say: Callable[[str], None],
 ) -> Results:
     """Measure. Writes `traces/` and `logs/` into `out`."""
-    for folder in ("traces", "logs", "cache"):
+    for folder in ("traces", "logs"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     results = Results(list(cases), options(engines[0]), repeats, {}, [])
     left = list(engines)
-    for repeat in range(1, repeats + 1):
-        for name in rotated(left, repeat - 1):
-            say(f"round {repeat} of {repeats}: starting {name}")
-            worker = None
-            try:
-                worker = _started(name, options(name), out, vllm_python)
-                fresh = _warmed_up(worker, cases, out)
-                measured = results.engines.setdefault(name, fresh)  # start-up of the first round
-                for case in cases:
-                    path = out / "traces" / f"{name}-{case.name}-{repeat}.jsonl"
-                    trace = worker.run(case, path)
-                    measured.runs.setdefault(case.name, []).append(trace)
-                    say(f"round {repeat} of {repeats}: {case.name} {name}: {_figures(case, trace)}")
-                if repeat == 1:
-                    measured.compile_seconds = worker.compile_seconds
-            except (WorkerError, ValueError, OSError) as error:
-                results.failures.append(str(error))
-                say(f"left out: {error}")
-                left.remove(name)
-            finally:
-                if worker is not None:
-                    worker.close()
+    with tempfile.TemporaryDirectory("-bench", ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        for repeat in range(1, repeats + 1):
+            for name in rotated(left, repeat - 1):
+                say(f"round {repeat} of {repeats}: starting {name}")
+                try:
+                    worker = _started(name, options(name), out, scratch, vllm_python)
+                    with contextlib.closing(worker):
+                        _measure(worker, results, repeat, out, scratch, say)
+                except (WorkerError, ValueError, OSError) as error:
+                    results.failures.append(str(error))
+                    say(f"left out: {error}")
+                    left.remove(name)
     return results
 
 
@@ -102,22 +94,41 @@ def rotated(names: list[str], places: int) -> list[str]:
     return names[places:] + names[:places]
 
 
-def _started(name: str, options: Options, out: Path, vllm_python: str | None) -> Worker:
+def _started(
+    name: str, options: Options, out: Path, scratch: Path, vllm_python: str | None
+) -> Worker:
+    """Compiled code is kept in `scratch`: empty in the first round, whose seconds are reported."""
     python = interpreter(name, vllm_python)
-    log, cache = out / "logs" / f"{name}.log", out / "cache" / name
-    return Worker(options, python, log, cache)
+    return Worker(options, python, out / "logs" / f"{name}.log", scratch / name)
 
 
-def _warmed_up(worker: Worker, cases: Sequence[Case], out: Path) -> Measured:
+def _measure(
+    worker: Worker,
+    results: Results,
+    repeat: int,
+    out: Path,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> None:
+    """One engine's round: the warm-up, then each case once."""
+    fresh = _warmed_up(worker, results.cases, scratch)
+    measured = results.engines.setdefault(worker.name, fresh)  # start-up of the first round
+    for case in results.cases:
+        trace = worker.run(case, out / "traces" / f"{worker.name}-{case.name}-{repeat}.jsonl")
+        measured.runs.setdefault(case.name, []).append(trace)
+        figures = _figures(case, trace)
+        say(f"round {repeat} of {results.repeats}: {case.name} {worker.name}: {figures}")
+    if repeat == 1:
+        measured.compile_seconds = worker.compile_seconds
+
+
+def _warmed_up(worker: Worker, cases: Sequence[Case], scratch: Path) -> Measured:
     """Every case once, shortened: nobody pays for the first use of a shape in a run that counts."""
     started = time.perf_counter()
     for case in cases:
-        worker.run(case.shortened(), out / "traces" / f"{worker.name}-warm-up.jsonl")
-    (out / "traces" / f"{worker.name}-warm-up.jsonl").unlink()
+        worker.run(case.shortened(), scratch / "warm-up.jsonl")
     seconds = time.perf_counter() - started
-    return Measured(
-        worker.name, worker.versions, worker.start_seconds, seconds, worker.compile_seconds
-    )
+    return Measured(worker.versions, worker.start_seconds, seconds, worker.compile_seconds)
 
 
 def _figures(case: Case, trace: Trace) -> str:

@@ -52,7 +52,7 @@ def late_run(long_step: float) -> Trace:
 
 
 def measured(engine: str, runs: dict[str, list[Trace]]) -> Measured:
-    return Measured(engine, {engine.split("-")[0]: "1.0"}, 12.4, 3.6, 0.0, runs)
+    return Measured({engine.split("-")[0]: "1.0"}, 12.4, 3.6, 0.0, runs)
 
 
 @pytest.fixture
@@ -143,6 +143,12 @@ def test_what_is_written_tells_the_same(results: Results, tmp_path: Path) -> Non
     assert median(vllm["values"]) == pytest.approx(0.6)
     assert vllm["times_as_fast"] == pytest.approx(2.0)
     assert figures["engines"]["vllm-compiled"]["compared_with"] is None
+
+
+def test_two_builds_of_torch_are_both_named(results: Results) -> None:
+    results.engines["minichunk"].versions["torch"] = "2.1"
+    results.engines["vllm"].versions["torch"] = "2.1+cpu"
+    assert "minichunk 1.0, torch 2.1, torch 2.1+cpu, vllm 1.0." in report.circumstances(results)
 
 
 def test_engines_that_disagree_are_doubted(results: Results) -> None:

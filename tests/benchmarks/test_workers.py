@@ -14,7 +14,13 @@ import pytest
 from benchmarks.side_by_side.adapters.options import Options
 from benchmarks.side_by_side.client import Worker, WorkerError
 from benchmarks.side_by_side.command import with_compiled
-from benchmarks.side_by_side.engines import VLLM_PYTHON, chosen_engines, environment, interpreter
+from benchmarks.side_by_side.engines import (
+    VLLM_PYTHON,
+    chosen_engines,
+    environment,
+    interpreter,
+    usable_cores,
+)
 from benchmarks.side_by_side.runner import Results, run
 from benchmarks.side_by_side.workloads import AFTER_TOKENS, Case
 from minichunk.cli import main
@@ -169,6 +175,12 @@ def test_all_engines_get_the_same_threads_and_no_cache_of_compiled_code(tmp_path
         assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
 
 
+def test_without_an_affinity_all_cores_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cores() == [0, 1, 2]
+
+
 def test_unknown_engines_and_interpreters_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown engine 'sglang'; known: minichunk, "):
         chosen_engines(["minichunk", "sglang"])
@@ -190,6 +202,8 @@ def test_the_command_measures_and_writes(
     assert "W1: 10 requests" in (out / "side-by-side.md").read_text(encoding="utf-8")
     traces = {path.name for path in (out / "traces").iterdir()}
     assert traces == {"minichunk-W1-1.jsonl", "minichunk-W1-2.jsonl"}
+    # No compiled code stays behind, or the next bench would not have to compile.
+    assert {path.name for path in out.iterdir()} == {"side-by-side.md", "traces", "logs"}
 
 
 def test_the_command_tells_mistakes_in_one_line(
