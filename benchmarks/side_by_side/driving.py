@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from benchmarks.side_by_side.workloads import AFTER_TOKENS, Case
-from minichunk.core.clock import WallClock
+from minichunk.core.clock import Clock
 from minichunk.core.request import RequestSpec
 
 
 class Due(NamedTuple):
+    """A request whose time has come, named by its place among the requests of its case."""
+
     request_id: str
     spec: RequestSpec
     arrival: float
@@ -42,8 +44,8 @@ class Arrivals:
         """Who has arrived by now, given how many tokens each earlier request has."""
         arrived = [due for due in self._timed if due.arrival <= now]
         del self._timed[: len(arrived)]
-        everybody_came = not self._timed and not arrived
-        if self._late is None or not everybody_came:
+        everybody_was_added = not self._timed and not arrived
+        if self._late is None or not everybody_was_added:
             return arrived
         if min(map(num_output_tokens, self._others)) >= AFTER_TOKENS:
             arrived.append(Due(str(len(self._others)), self._late, now))
@@ -56,14 +58,14 @@ class SteppedEngine(Protocol):
 
     def add(self, due: Due) -> None: ...
 
-    def step(self) -> None: ...
+    def step(self) -> object: ...
 
     def has_unfinished(self) -> bool: ...
 
     def num_output_tokens(self, request_id: str) -> int: ...
 
 
-def drive(case: Case, engine: SteppedEngine, clock: WallClock) -> None:
+def drive(case: Case, engine: SteppedEngine, clock: Clock) -> None:
     """Serve the whole case on an engine whose clock has just been started."""
     arrivals = Arrivals(case)
     while arrivals.pending or engine.has_unfinished():

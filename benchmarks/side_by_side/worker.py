@@ -2,8 +2,7 @@
 
 `python -m benchmarks.side_by_side.worker OPTIONS` with the interpreter of the engine's environment.
 Tasks come as JSON lines on standard input, answers go as JSON lines to standard output; whatever
-the libraries print goes to standard error instead. Between tasks it waits for a line and does
-nothing else.
+the libraries print goes to standard error instead.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import importlib
 import json
 import os
 import sys
-import time
 from typing import Any
 
 from benchmarks.side_by_side.adapters.options import Options
@@ -30,7 +28,6 @@ def main(argv: list[str]) -> int:
         answers.flush()
 
     options = Options(**json.loads(argv[0]))
-    started = time.perf_counter()
     try:
         adapter = load(options)
     except Exception as error:
@@ -38,11 +35,7 @@ def main(argv: list[str]) -> int:
         raise
     gc.collect()
     gc.freeze()  # as vLLM does: a collection in a run looks only at what the run made
-    answer(
-        ready=adapter.versions(),
-        load_seconds=time.perf_counter() - started,
-        compile_seconds=compile_seconds(),
-    )
+    answer(ready=adapter.versions(), compile_seconds=compile_seconds())
     for line in sys.stdin:
         task = json.loads(line)
         try:
@@ -58,6 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def load(options: Options) -> Any:
+    """The engine's adapter, with its model loaded: it has `versions()` and `run(case)`."""
     module, _, name = ENGINES[options.engine].adapter.partition(":")
     adapter = importlib.import_module(f"benchmarks.side_by_side.adapters.{module}")
     return getattr(adapter, name)(options)

@@ -98,7 +98,7 @@ class Case:
 
 
 def cases(names: Sequence[str], vocab_size: int, seed: int = 0) -> list[Case]:
-    """The cases of these workloads: "W1" … "W5", or "W4-256" for one budget only, in that order."""
+    """The cases of these workloads, in the order given: "W1" … "W5", or "W4-256" for one budget."""
     known = all_cases(vocab_size, seed)
     chosen: dict[str, Case] = {}
     for name in names:
@@ -113,6 +113,7 @@ def cases(names: Sequence[str], vocab_size: int, seed: int = 0) -> list[Case]:
 
 
 def all_cases(vocab_size: int, seed: int = 0) -> list[Case]:
+    """Every case there is; each prompt is drawn anew, in this order, from the one seed."""
     fill = PromptFiller(vocab_size, seed)
 
     def asked(prompt: int, output: int, count: int = 1) -> tuple[RequestSpec, ...]:

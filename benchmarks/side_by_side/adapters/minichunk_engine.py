@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 import minichunk as mc
@@ -58,5 +56,5 @@ class _Stepped:
         )
 
     def num_output_tokens(self, request_id: str) -> int:
-        record: Any = self.engine.trace.requests.get(request_id)
+        record = self.engine.trace.requests.get(request_id)
         return len(record.token_times) if record else 0
