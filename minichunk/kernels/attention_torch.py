@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from minichunk.kernels.attention_metadata import AttentionMetadata
 
 QUERY_TILE = 512  # query tokens of a chunk that are attended at a time, behind a computed prefix
+KEY_MULTIPLE = 32  # a CPU computes the keys of a chunk in vectors; the rest of one goes one by one
 SHORTEST_BUCKET = 8  # decodes of up to 2**8 tokens share one padded call
 
 
@@ -59,12 +60,12 @@ class DecodeCall:
 
 @dataclass(frozen=True)
 class ChunkCall:
-    """L query tokens of one prompt, and the S keys up to the last of them.
+    """L query tokens of one prompt, and S keys: those up to the last of them, and padding.
 
     rows  of q, a slice
     slots [S] in the cache
-    bias  [L, S] added to the scores: 0 or -inf; None at the beginning of a prompt, where L = S and
-          torch's own causal mask spares half of the work
+    bias  [L, S] added to the scores: 0 or -inf; None at the beginning of a prompt, where torch's
+          own causal mask spares half of the work and hides the padding, which comes last
     """
 
     rows: slice
@@ -72,13 +73,13 @@ class ChunkCall:
     bias: Tensor | None
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        num_kv_heads = keys.shape[1]
-        heads = q[self.rows].unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
-        group_size = heads.shape[1]
+        heads = q[self.rows].transpose(0, 1)[None]  # [1, query heads, L, dim]
+        group_size = q.shape[1] // keys.shape[1]
 
-        def gathered(cache: Tensor) -> Tensor:  # [kv heads, group (not copied), S, dim]
-            picked = cache.index_select(0, self.slots).transpose(0, 1)
-            return picked[:, None].expand(-1, group_size, -1, -1)
+        def gathered(cache: Tensor) -> Tensor:  # [1, kv heads, S, dim]
+            picked = cache.index_select(0, self.slots).transpose(0, 1)[None]
+            # Of the kernels that take a mask, only the CPU's lets query heads share a KV head.
+            return picked if cache.is_cpu else picked.repeat_interleave(group_size, dim=1)
 
         attended = scaled_dot_product_attention(
             heads,
@@ -87,8 +88,9 @@ class ChunkCall:
             attn_mask=self.bias,
             is_causal=self.bias is None,
             scale=scale,
+            enable_gqa=True,
         )
-        return attended.permute(2, 0, 1, 3).flatten(1, 2)
+        return attended[0].transpose(0, 1)
 
 
 def paged_attention_torch(
@@ -115,6 +117,7 @@ def plan_dense_calls(
     keys after its last token.
     """
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    multiple = KEY_MULTIPLE if metadata.block_tables.is_cpu else 1
     buckets: defaultdict[int, list[int]] = defaultdict(list)
     for seq, length in enumerate(lengths):
         start, stop = starts[seq], starts[seq + 1]
@@ -123,7 +126,7 @@ def plan_dense_calls(
         if stop - start == 1:
             buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
             continue
-        slots = _slots(metadata, [seq], [length])[0]
+        slots = _slots(metadata, [seq], [length], multiple)[0]
         prefix = length - (stop - start)
         if prefix == 0:
             yield ChunkCall(slice(start, stop), slots, None)
@@ -131,8 +134,9 @@ def plan_dense_calls(
         for tile in range(start, stop, QUERY_TILE):
             tile_stop = min(tile + QUERY_TILE, stop)
             first, last = prefix + tile - start, prefix + tile_stop - start  # positions
-            sees = torch.arange(last) <= torch.arange(first, last)[:, None]
-            yield ChunkCall(slice(tile, tile_stop), slots[:last], _bias(sees, metadata, dtype))
+            newest_first = slots[: _round_up(last, multiple)].flip(0)
+            bias = _causal_bias(first, last, len(newest_first), metadata, dtype)
+            yield ChunkCall(slice(tile, tile_stop), newest_first, bias)
     for seqs in buckets.values():
         seen_by = [lengths[seq] for seq in seqs]
         sees = torch.arange(max(seen_by)) < torch.tensor(seen_by)[:, None, None, None]
@@ -141,13 +145,37 @@ def plan_dense_calls(
         yield DecodeCall(rows, slots, _bias(sees, metadata, dtype))
 
 
-def _slots(metadata: AttentionMetadata, seqs: list[int], lengths: list[int]) -> Tensor:
-    """Where the tokens of some sequences lie in the cache, [sequences, longest] int64."""
+def _slots(
+    metadata: AttentionMetadata, seqs: list[int], lengths: list[int], multiple: int = 1
+) -> Tensor:
+    """Where the tokens of some sequences lie in the cache, [sequences, longest] int64.
+
+    The longest is rounded up to `multiple`; a sequence ends in its own last slot, again and again.
+    """
     device, block_size = metadata.block_tables.device, metadata.block_size
     length = torch.tensor(lengths, device=device)[:, None]
-    position = torch.minimum(torch.arange(max(lengths), device=device), length - 1)
+    position = torch.arange(_round_up(max(lengths), multiple), device=device)
+    position = torch.minimum(position, length - 1)
     tables = metadata.block_tables[torch.tensor(seqs, device=device)].long()
     return tables.gather(1, position // block_size) * block_size + position % block_size
+
+
+def _causal_bias(
+    first: int, last: int, num_keys: int, metadata: AttentionMetadata, dtype: torch.dtype
+) -> Tensor:
+    """The bias of the query positions first:last over `num_keys` keys that lie newest first.
+
+    Row i hides the newest num_keys - 1 - first - i keys, one less than the row above: each row is
+    the same line of -inf and 0, read one entry further on. So a CPU, whose kernel reads masks by
+    their strides (and fastest in float32), gets a view of that line, which never leaves its L1.
+    """
+    device = metadata.block_tables.device
+    if device.type == "cpu":
+        dtype = torch.promote_types(dtype, torch.float32)
+    line = torch.zeros(last - first + num_keys - 1, dtype=dtype, device=device)
+    line[: num_keys - 1 - first] = -torch.inf
+    bias = line.unfold(0, num_keys, 1)
+    return bias if device.type == "cpu" else bias.contiguous()
 
 
 def _bias(sees: Tensor, metadata: AttentionMetadata, dtype: torch.dtype) -> Tensor:
@@ -161,3 +189,7 @@ def _rows(rows: list[int], device: torch.device) -> Tensor | slice:
     if rows == list(range(first, last + 1)):
         return slice(first, last + 1)
     return torch.tensor(rows, device=device)
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
