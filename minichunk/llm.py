@@ -98,7 +98,9 @@ class LLM:
             )
         if resolved.notice:
             console.print(resolved.notice, style="bold yellow", markup=False, highlight=False)
-        if compile:
+        if compile and self.executor.backend == "cpp":
+            say("compile=True changes nothing here: the C++ kernels are compiled already")
+        elif compile:
             say("torch.compile is on: the first steps are slow while pieces are compiled")
         self.notice = resolved.notice
         self.model_name = resolved.name

@@ -12,22 +12,19 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from minichunk.kernels.attention import paged_attention
-from minichunk.kernels.rms_norm import rms_norm, rms_norm_torch
+from minichunk.kernels.rms_norm import rms_norm
 from minichunk.kernels.rope import rope_and_cache
 from minichunk.model.batch import Batch
 from minichunk.model.config import ModelConfig
 from minichunk.model.weights import DecoderWeights, LayerWeights
 
-LONG_STEP = 128  # rows, from which a compiled norm pays on a CPU
-
 
 class Decoder:
     """Llama, Mistral, Qwen2 and Qwen3 (dense). Stateless but for its weights.
 
-    `backend` chooses the kernels ("torch", "cpp" or "triton"); matrix products are torch's always.
-    `compiled` passes the pieces between the attention calls through torch.compile on a GPU. On a
-    CPU it is the torch backend's norms of long steps only: a compiled graph cannot hold packed
-    weights, and a call of one costs more than a small norm.
+    `backend` chooses the kernels ("torch", "cpp" or "triton"); matrix products are torch's on all.
+    `compiled` passes the pieces between the attention calls through torch.compile. It is for plain
+    weights, which packed ones are not, and changes nothing with "cpp": those kernels are compiled.
     """
 
     def __init__(
@@ -42,16 +39,10 @@ class Decoder:
         self.weights = weights
         self.backend = backend
         self._cos, self._sin = rotary_tables(config, weights.embedding.device)
-        self._before = self._after = self._long_norm = None
-        if compiled and weights.embedding.device.type != "cpu":
-            self.compile_pieces()
-        elif compiled and backend == "torch":
-            self._long_norm = torch.compile(rms_norm_torch, dynamic=True)
-
-    def compile_pieces(self) -> None:
-        """Pass what lies between the attention calls through torch.compile."""
-        self._before = torch.compile(self._before_attention, dynamic=True)
-        self._after = torch.compile(self._after_attention, dynamic=True)
+        self._before = self._after = None
+        if compiled and backend != "cpp":
+            self._before = torch.compile(self._before_attention, dynamic=True)
+            self._after = torch.compile(self._after_attention, dynamic=True)
 
     @torch.inference_mode()
     def logits(self, batch: Batch, kv_layers: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -101,8 +92,6 @@ class Decoder:
         return layer.down(layer.gate_up(normed, backend=self.backend)), residual
 
     def _norm(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self._long_norm is not None and len(x) >= LONG_STEP:
-            return self._long_norm(x, weight, self.config.rms_norm_eps, residual)
         return rms_norm(x, weight, self.config.rms_norm_eps, residual, backend=self.backend)
 
 

@@ -44,13 +44,18 @@ def load_executor(
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
     kernels = backend_for(backend, where, precision)
-    packed = where.type == "cpu" and kernels in ("torch", "cpp")
-    activates = kernels == "torch"  # elsewhere a kernel of ours does
+    # Products from oneDNN's own layout; a graph of torch.compile cannot hold that.
+    packed = where.type == "cpu" and (kernels == "cpp" or (kernels == "torch" and not compiled))
     if where.type == "cpu":
         prepare_heap(model.config.num_parameters * precision.itemsize + ACTIVATION_BYTES)
     try:
         weights = load_weights(
-            model.tensors, model.config, where, precision, packed=packed, activates=activates
+            model.tensors,
+            model.config,
+            where,
+            precision,
+            packed=packed,
+            activates=kernels == "torch",  # elsewhere a kernel of ours does it
         )
     except torch.OutOfMemoryError as error:
         size = model.config.num_parameters * precision.itemsize / 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from minichunk.core.request import SamplingParams
 from minichunk.llm import LLM
 from minichunk.model.config import ModelConfig
-from minichunk.model.decoder import LONG_STEP
 from minichunk.model.executor import ModelExecutor
 from minichunk.model.weights import SafetensorsFolder, load_weights
 
@@ -107,37 +106,29 @@ def test_packed_and_plain_weights_multiply_alike(tiny_model: TinyModel, rng: ran
     assert (first - second).abs().max() < 1e-4
 
 
-def test_compiled_pieces_compute_the_same(tiny_model: TinyModel, rng: random.Random) -> None:
-    """As on a GPU: everything between the attention calls, over plain weights."""
-    _, folder = tiny_model("llama")
-    config = ModelConfig.from_folder(folder)
-    weights = load_weights(SafetensorsFolder(folder), config, torch.device("cpu"), torch.float32)
-    executor = ModelExecutor(config, weights)
-    prompts = [random_prompt(rng, length) for length in (5, 40)]
-    eager = [executor.prompt_logits(prompt) for prompt in prompts]
-    executor.decoder.compile_pieces()
-    for prompt, logits in zip(prompts, eager, strict=True):
-        assert (executor.prompt_logits(prompt) - logits).abs().max() < 1e-4
-
-
-def test_on_a_cpu_the_torch_backends_norms_of_long_steps_are_compiled(
-    tiny_model: TinyModel, rng: random.Random
+def test_compiled_pieces_compute_the_same(
+    tiny_model: TinyModel, rng: random.Random, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With plain weights as on a GPU; a graph over shapes serves long and short steps."""
     reference, folder = tiny_model("llama")
-    llm = LLM(
-        folder, dtype="float32", device="cpu", backend="torch", compile=True, num_blocks=50,
-        quiet=True,
-    )  # fmt: skip
-    lengths = []
-    compiled = llm.executor.decoder._long_norm
-
-    def counted(x: torch.Tensor, *others: Any) -> Any:
-        lengths.append(len(x))
-        return compiled(x, *others)
-
-    llm.executor.decoder._long_norm = counted
-    prompts = [random_prompt(rng, length) for length in (5, LONG_STEP)]
+    llm = LLM(folder, dtype="float32", device="cpu", backend="torch", compile=True, num_blocks=50)
+    assert "the first steps are slow" in capsys.readouterr().err
+    prompts = [random_prompt(rng, length) for length in (5, 130)]
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+    with mock.patch.object(
+        llm.executor.decoder, "_after", wraps=llm.executor.decoder._after
+    ) as used:
+        outputs = llm.generate(prompts, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.token_ids) == reference_tokens(reference, prompt, 8)
-    assert set(lengths) == {LONG_STEP + 5}
+    assert used.call_count >= 8
+
+
+def test_the_cpp_backend_has_nothing_left_to_compile(
+    tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, folder = tiny_model("llama")
+    llm = LLM(folder, dtype="float32", device="cpu", backend="cpp", compile=True, num_blocks=50)
+    assert "changes nothing here" in capsys.readouterr().err
+    assert llm.executor.decoder._after is None
+    assert llm.executor.decoder.weights.lm_head.packed == torch.backends.mkldnn.is_available()
