@@ -139,15 +139,16 @@ def test_huge_scores_do_not_overflow(score, seed):
     assert relative_error(attend(batch), attention_by_definition(batch)) < 1e-5
 
 
-def test_one_key_may_outweigh_all_others(seed):
-    """The others' weights are exactly 0, in its own split and in another."""
+@pytest.mark.parametrize("position", [7, SPLIT + 7])
+def test_one_key_may_outweigh_all_others(position, seed):
+    """The others' weights are exactly 0, in its own split and in the other."""
     batch = small_batch([(1, SPLIT + 40)], seed)
-    block, offset = batch.block_tables[0][0], 7
+    block, offset = batch.block_tables[0][position // 16], position % 16
     batch.q.fill_(1.0)
     batch.k_cache.fill_(-1e3)
     batch.k_cache[block, offset] = 1e3
-    batch.v_cache *= 1e37
-    batch.v_cache[block, offset] = value = batch.values[0][offset]
+    batch.v_cache *= 1e34
+    batch.v_cache[block, offset] = value = batch.values[0][position]
     assert torch.equal(attend(batch)[0], value.repeat_interleave(3, dim=0))
 
 
@@ -213,12 +214,15 @@ def test_layouts_that_the_attention_kernel_cannot_read_are_refused(seed):
     num_tokens=st.sampled_from([1, 2, 5, 90]),
     block_size=st.sampled_from([1, 5, 16]),
     has_norm=st.booleans(),
+    eps=st.sampled_from([1e-6, 1.0]),
+    v_is_apart=st.booleans(),
 )
-def test_rope_and_cache(seed, shape, num_tokens, block_size, has_norm):
+def test_rope_and_cache(seed, shape, num_tokens, block_size, has_norm, eps, v_is_apart):
     head_dim, num_kv_heads, group_size, dtype = shape
     sizes = [num_kv_heads * group_size * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
     fused = normal(seed, num_tokens, sum(sizes), dtype=dtype)
     q, k, v = (part.unflatten(1, (-1, head_dim)) for part in fused.split(sizes, dim=1))
+    v = v.clone() if v_is_apart else v
     generator = torch.Generator().manual_seed(seed)
     angles = torch.rand(num_tokens, head_dim // 2, generator=generator) * 1000
     cos, sin = angles.cos(), angles.sin()
@@ -230,8 +234,8 @@ def test_rope_and_cache(seed, shape, num_tokens, block_size, has_norm):
     caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
     expected_caches = wide(*caches)
 
-    out = rope_and_cache(q, k, v, cos, sin, *caches, slots, *norms, backend="cpp")
-    expected = rope_and_cache(*wide(q, k, v, cos, sin), *expected_caches, slots, *wide(*norms))
+    out = rope_and_cache(q, k, v, cos, sin, *caches, slots, *norms, eps, backend="cpp")
+    expected = rope_and_cache(*wide(q, k, v, cos, sin), *expected_caches, slots, *wide(*norms), eps)
 
     assert relative_error(out, expected) < BOUND[dtype]
     written = slots[slots >= 0]
@@ -280,7 +284,7 @@ def test_layouts_that_the_small_kernels_cannot_read_are_refused(seed):
     size=st.sampled_from([1e-30, 1e-3, 1.0, 1e15]),
 )
 def test_rms_norm(seed, dtype, num_tokens, hidden_size, has_residual, size):
-    x = normal(seed, num_tokens, 2 * hidden_size, dtype=dtype)[:, :hidden_size] * size
+    x = (normal(seed, num_tokens, 2 * hidden_size, dtype=dtype) * size)[:, :hidden_size]
     residual = None
     if has_residual:  # strided rows, both
         residual = normal(seed + 1, num_tokens, hidden_size + 3, dtype=dtype)[:, :hidden_size]
