@@ -62,10 +62,15 @@ def in_one_line(error: Exception) -> str:
 
 
 def compile_seconds() -> float:
-    """What torch.compile has taken in this process so far; vLLM and minichunk both use it."""
+    """What torch.compile has taken in this process so far; vLLM and minichunk both use it.
+
+    minichunk's functions are compiled when they are first called, vLLM's model ahead of time, which
+    torch books under another name.
+    """
     dynamo = sys.modules.get("torch._dynamo.utils")  # not loaded: nothing has been compiled
     times = dynamo.compilation_time_metrics if dynamo else {}
-    return float(sum(times.get("_compile.compile_inner", ())))
+    names = ("_compile.compile_inner", "fullgraph_capture")
+    return float(sum(sum(times.get(name, ())) for name in names))
 
 
 if __name__ == "__main__":

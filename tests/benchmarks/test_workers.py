@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +23,7 @@ from benchmarks.side_by_side.engines import (
     usable_cores,
 )
 from benchmarks.side_by_side.runner import Results, run
+from benchmarks.side_by_side.worker import compile_seconds
 from benchmarks.side_by_side.workloads import AFTER_TOKENS, Case
 from minichunk.cli import main
 from minichunk.core.trace import Trace
@@ -173,6 +175,17 @@ def test_all_engines_get_the_same_threads_and_no_cache_of_compiled_code(tmp_path
         variables = environment(name, sys.executable, 3, tmp_path)
         assert variables["OMP_NUM_THREADS"] == "3"
         assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(str(tmp_path))
+
+
+def test_both_ways_of_compiling_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"_compile.compile_inner": [1.0, 2.0], "fullgraph_capture": [4.0], "codegen": [99.0]}
+    utils = SimpleNamespace(compilation_time_metrics=times)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    assert compile_seconds() == 7.0
+    del times["_compile.compile_inner"]
+    assert compile_seconds() == 4.0
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
+    assert compile_seconds() == 0.0
 
 
 def test_without_an_affinity_all_cores_are_usable(monkeypatch: pytest.MonkeyPatch) -> None:
