@@ -53,8 +53,8 @@ class LLM:
     max_num_batched_tokens, chunk_size, max_num_seqs, block_size, num_blocks, … ; `preset` sets
     several of them at once. `num_blocks=None` lets memory decide (on a GPU: `memory_fraction`).
     `backend` chooses the kernels: "triton" (GPUs), "cpp" (CPUs, on Linux with g++), "torch", or
-    "auto", the best that runs here. `compile` passes the layers through torch.compile; on a CPU
-    only the norms of long steps, and only with backend="torch".
+    "auto", the best that runs here. `compile` passes what lies between the attention calls through
+    torch.compile, but not with "cpp", whose kernels are compiled already.
 
     Raises:
         ModelError: the model cannot be found, read, or fitted into memory (one line, for users).
