@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,14 +106,14 @@ def _plan(
     metadata: AttentionMetadata, dtype: torch.dtype
 ) -> tuple[DecodeWork, tuple[ChunkCall, ...]]:
     """Who is a decode, and the calls for the chunks. All layers of a step use the same plan."""
-    query_lens, seq_lens = metadata.cu_seqlens_q.diff(), metadata.seq_lens
-    (sequences,) = ((query_lens == 1) & (seq_lens > 0)).nonzero(as_tuple=True)
-    splits = (seq_lens[sequences].long() + SPLIT - 1) // SPLIT
+    starts, seq_lens = metadata.cu_seqlens_q.numpy(), metadata.seq_lens.numpy()
+    sequences = np.flatnonzero((np.diff(starts) == 1) & (seq_lens > 0))
+    splits = -(-seq_lens[sequences].astype(np.int64) // SPLIT)
     work = DecodeWork(
-        rows=metadata.cu_seqlens_q[sequences].long(),
-        sequences=sequences,
-        first_split=torch.cat((splits.new_zeros(1), splits.cumsum(0))),
-        owner=torch.arange(len(sequences)).repeat_interleave(splits),
+        rows=torch.from_numpy(starts[sequences].astype(np.int64)),
+        sequences=torch.from_numpy(sequences),
+        first_split=torch.from_numpy(np.concatenate(([0], splits.cumsum()))),
+        owner=torch.from_numpy(np.repeat(np.arange(len(sequences)), splits)),
     )
     chunks = takewhile(lambda call: isinstance(call, ChunkCall), plan_dense_calls(metadata, dtype))
     return work, tuple(cast("Iterator[ChunkCall]", chunks))  # all of them come before the decodes

@@ -53,7 +53,8 @@ class Decoder:
         """
         before = self._before_attention  # the first layer is eager: without a residual it would
         after = self._after or self._after_attention  # be one more variant to compile
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        cos = self._cos.index_select(0, batch.positions)
+        sin = self._sin.index_select(0, batch.positions)
         hidden: Tensor = embedding(batch.input_ids, self.weights.embedding)
         residual: Tensor | None = None
         for layer, (k_cache, v_cache) in zip(self.weights.layers, kv_layers, strict=True):
@@ -70,8 +71,8 @@ class Decoder:
             before = self._before or before
         rows = batch.sample_rows  # the vocabulary is wide: no logits that nobody samples from
         assert residual is not None
-        last, _ = self._norm(hidden[rows], self.weights.final_norm, residual[rows])
-        return self.weights.lm_head(last)
+        hidden, residual = hidden.index_select(0, rows), residual.index_select(0, rows)
+        return self.weights.lm_head(self._norm(hidden, self.weights.final_norm, residual)[0])
 
     def _before_attention(
         self, layer: LayerWeights, hidden: Tensor, residual: Tensor | None
