@@ -7,17 +7,15 @@ a mixed step are matrix products instead, and torch's own attention is good at t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from minichunk.kernels._cpp import kernel
-from minichunk.kernels.attention_torch import ChunkCall, plan_dense_calls
+from minichunk.kernels.attention_torch import plan_chunks
 
 if TYPE_CHECKING:
     from minichunk.kernels.attention_metadata import AttentionMetadata
@@ -46,7 +44,8 @@ def paged_attention_cpp(
     """`paged_attention` on a CPU, in bfloat16 or float32."""
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the blocks of both caches must be contiguous")
-    work, chunks = metadata.planned(_plan, q.dtype)
+    chunks = metadata.planned(plan_chunks, q.dtype)
+    work = metadata.planned(plan_decodes, q.dtype)
     covered = len(work.rows) + sum(call.rows.stop - call.rows.start for call in chunks)
     out = (torch.empty if covered == len(q) else torch.zeros)(q.shape, dtype=q.dtype)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [slots, kv heads, dim]
@@ -102,18 +101,14 @@ def _attend_decodes(
     )
 
 
-def _plan(
-    metadata: AttentionMetadata, dtype: torch.dtype
-) -> tuple[DecodeWork, tuple[ChunkCall, ...]]:
-    """Who is a decode, and the calls for the chunks. All layers of a step use the same plan."""
+def plan_decodes(metadata: AttentionMetadata, dtype: torch.dtype) -> DecodeWork:
+    """Who is a decode, and how the decodes are split; in any `dtype` it is the same."""
     starts, seq_lens = metadata.cu_seqlens_q.numpy(), metadata.seq_lens.numpy()
     sequences = np.flatnonzero((np.diff(starts) == 1) & (seq_lens > 0))
     splits = -(-seq_lens[sequences].astype(np.int64) // SPLIT)
-    work = DecodeWork(
+    return DecodeWork(
         rows=torch.from_numpy(starts[sequences].astype(np.int64)),
         sequences=torch.from_numpy(sequences),
         first_split=torch.from_numpy(np.concatenate(([0], splits.cumsum()))),
         owner=torch.from_numpy(np.repeat(np.arange(len(sequences)), splits)),
     )
-    chunks = takewhile(lambda call: isinstance(call, ChunkCall), plan_dense_calls(metadata, dtype))
-    return work, tuple(cast("Iterator[ChunkCall]", chunks))  # all of them come before the decodes

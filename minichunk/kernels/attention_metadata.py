@@ -14,8 +14,6 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from minichunk.kernels.attention_torch import ChunkCall, DecodeCall, plan_dense_calls
-
 T = TypeVar("T")
 
 
@@ -97,11 +95,3 @@ class AttentionMetadata:
         if key not in self._plans:
             self._plans[key] = plan(self, dtype)
         return cast("T", self._plans[key])
-
-    def dense_calls(self, dtype: torch.dtype) -> tuple[DecodeCall | ChunkCall, ...]:
-        """The step as dense attention calls (torch path only; planned once per step)."""
-        return self.planned(_dense, dtype)
-
-
-def _dense(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[DecodeCall | ChunkCall, ...]:
-    return tuple(plan_dense_calls(metadata, dtype))

@@ -9,7 +9,6 @@ gathered keys and values are written and read once more than a kernel would.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,7 +97,10 @@ def paged_attention_torch(
 ) -> Tensor:
     """`paged_attention` in torch, on any device and in any floating-point type."""
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [slots, kv heads, dim]
-    calls = metadata.dense_calls(q.dtype)
+    calls: list[ChunkCall | DecodeCall] = [
+        *metadata.planned(plan_chunks, q.dtype),
+        *metadata.planned(plan_decodes, q.dtype),
+    ]
     if len(calls) == 1 and calls[0].rows == slice(0, len(q)):
         return calls[0](q, keys, values, scale)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
@@ -107,42 +109,51 @@ def paged_attention_torch(
     return out
 
 
-def plan_dense_calls(
-    metadata: AttentionMetadata, dtype: torch.dtype
-) -> Iterator[DecodeCall | ChunkCall]:
-    """The calls of a step, each with a bias of `dtype`. All layers use the same ones.
+def plan_chunks(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[ChunkCall, ...]:
+    """The calls for the chunks of a step's prompts, each with a bias of `dtype`.
 
-    The lengths of a decode call differ by at most a factor of 2 above 2**SHORTEST_BUCKET tokens. A
-    chunk behind a computed prefix goes in tiles of QUERY_TILE tokens, each of which leaves out the
-    keys after its last token.
+    A chunk behind a computed prefix goes in tiles of QUERY_TILE tokens, each of which leaves out
+    the keys after its last token.
     """
     starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
     multiple = KEY_MULTIPLE if metadata.block_tables.is_cpu else 1
-    buckets: defaultdict[int, list[int]] = defaultdict(list)
+    calls = []
     for seq, length in enumerate(lengths):
         start, stop = starts[seq], starts[seq + 1]
-        if length == 0 or start == stop:
-            continue
-        if stop - start == 1:
-            buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
+        if length == 0 or stop - start < 2:
             continue
         slots = _slots(metadata, [seq], [length], multiple)[0]
         prefix = length - (stop - start)
         if prefix == 0:
-            yield ChunkCall(slice(start, stop), slots, None)
+            calls.append(ChunkCall(slice(start, stop), slots, None))
             continue
         for tile in range(start, stop, QUERY_TILE):
             tile_stop = min(tile + QUERY_TILE, stop)
             first, last = prefix + tile - start, prefix + tile_stop - start  # positions
             newest_first = slots[: _round_up(last, multiple)].flip(0)
             bias = _causal_bias(first, last, len(newest_first), metadata, dtype)
-            yield ChunkCall(slice(tile, tile_stop), newest_first, bias)
+            calls.append(ChunkCall(slice(tile, tile_stop), newest_first, bias))
+    return tuple(calls)
+
+
+def plan_decodes(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[DecodeCall, ...]:
+    """The calls for a step's sequences of one query token, each with a bias of `dtype`.
+
+    Above 2**SHORTEST_BUCKET tokens the lengths of a call differ by at most a factor of 2.
+    """
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    buckets: defaultdict[int, list[int]] = defaultdict(list)
+    for seq, length in enumerate(lengths):
+        if length > 0 and starts[seq + 1] - starts[seq] == 1:
+            buckets[max(SHORTEST_BUCKET, (length - 1).bit_length())].append(seq)
+    calls = []
     for seqs in buckets.values():
         seen_by = [lengths[seq] for seq in seqs]
         sees = torch.arange(max(seen_by)) < torch.tensor(seen_by)[:, None, None, None]
         slots = _slots(metadata, seqs, seen_by).flatten()
         rows = _rows([starts[seq] for seq in seqs], metadata.cu_seqlens_q.device)
-        yield DecodeCall(rows, slots, _bias(sees, metadata, dtype))
+        calls.append(DecodeCall(rows, slots, _bias(sees, metadata, dtype)))
+    return tuple(calls)
 
 
 def _slots(

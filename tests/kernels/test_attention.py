@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minichunk.kernels.attention import AttentionMetadata, paged_attention
-from minichunk.kernels.attention_torch import QUERY_TILE
+from minichunk.kernels.attention_torch import QUERY_TILE, plan_chunks, plan_decodes
 
 from .ragged import attention_by_definition, ragged_batch, relative_error
 
@@ -61,7 +61,8 @@ def test_a_chunk_longer_than_a_tile_and_decodes_of_very_different_lengths(rng):
     out = paged_attention(batch.q, batch.k_cache, batch.v_cache, metadata, batch.scale)
     assert relative_error(out, attention_by_definition(batch)) < 1e-12
     all_rows = torch.arange(len(batch.q))
-    rows = torch.cat([all_rows[call.rows] for call in metadata.dense_calls(batch.q.dtype)])
+    calls = (*plan_chunks(metadata, batch.q.dtype), *plan_decodes(metadata, batch.q.dtype))
+    rows = torch.cat([all_rows[call.rows] for call in calls])
     assert sorted(rows.tolist()) == list(range(len(batch.q)))
 
 

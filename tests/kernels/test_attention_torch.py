@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from minichunk.kernels.attention import AttentionMetadata, paged_attention
-from minichunk.kernels.attention_torch import KEY_MULTIPLE, QUERY_TILE, ChunkCall
+from minichunk.kernels.attention_torch import KEY_MULTIPLE, QUERY_TILE, plan_chunks
 
 from .ragged import DEVICE, RaggedBatch, attention_by_definition, ragged_batch, relative_error
 
@@ -43,10 +43,6 @@ def random_chunks(rng: random.Random, dtype: torch.dtype) -> RaggedBatch:
     )
 
 
-def chunk_calls(metadata: AttentionMetadata, dtype: torch.dtype) -> list[ChunkCall]:
-    return [call for call in metadata.dense_calls(dtype) if isinstance(call, ChunkCall)]
-
-
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES_AND_BOUNDS)
 def test_chunks_around_blocks_and_padding_equal_the_definition(rng, dtype, bound):
     for _ in range(6):
@@ -63,7 +59,7 @@ def test_the_bias_shows_each_token_the_keys_up_to_itself_once(rng):
     position_of = torch.full((90 * block_size,), -1)
     for position in range(new + before):
         position_of[blocks[position // block_size] * block_size + position % block_size] = position
-    calls = chunk_calls(metadata, torch.bfloat16)
+    calls = plan_chunks(metadata, torch.bfloat16)
     assert [call.rows for call in calls] == [slice(0, QUERY_TILE), slice(QUERY_TILE, new)]
     for call in calls:
         positions = position_of[call.slots.cpu()]
@@ -86,7 +82,7 @@ def test_the_bias_as_a_view_gives_what_the_same_bias_written_out_gives(rng, dtyp
     )
     print(batch.cu_seqlens_q, batch.seq_lens)
     keys, values = batch.k_cache.flatten(0, 1), batch.v_cache.flatten(0, 1)
-    (call,) = chunk_calls(batch.metadata(), dtype)
+    (call,) = plan_chunks(batch.metadata(), dtype)
     if DEVICE == "cpu":
         assert call.bias.untyped_storage().nbytes() <= 8 * sum(call.bias.shape)
     written_out = replace(call, bias=call.bias.to(dtype).contiguous())
@@ -109,7 +105,7 @@ def test_a_chunk_behind_a_prefix_equals_those_rows_of_the_whole_prompt(rng, dtyp
         seed=rng.randrange(2**32),
     )
     metadata = batch.metadata()
-    assert [call.bias for call in chunk_calls(metadata, dtype)] == [None]
+    assert [call.bias for call in plan_chunks(metadata, dtype)] == [None]
     whole = paged_attention(batch.q, batch.k_cache, batch.v_cache, metadata, batch.scale)
     prefix = rng.randrange(1, total - QUERY_TILE)
     print(total, prefix)
