@@ -22,7 +22,7 @@ from minichunk.core.trace import RequestRecord, Trace
 from minichunk.model.config import check_sliding_window
 from minichunk.model.detokenize import StopStrings, TextStream
 from minichunk.model.errors import ModelError as ModelError
-from minichunk.model.loading import describe_device, load_executor
+from minichunk.model.loading import describe_device, load_executor, missed_kernels
 from minichunk.model.memory import default_num_blocks
 from minichunk.model.outputs import (
     LogitGap,
@@ -87,7 +87,7 @@ class LLM:
 
         with status:
             resolved = resolve_model(model, seed=wanted.seed, say=say)
-        with console.status("loading the weights"):
+        with console.status("loading the weights") as loading:
             self.executor = load_executor(
                 resolved,
                 device=device,
@@ -95,9 +95,12 @@ class LLM:
                 dtype=dtype,
                 compiled=compile,
                 cuda_graphs=cuda_graphs,
+                begin=loading.update,
             )
         if resolved.notice:
             console.print(resolved.notice, style="bold yellow", markup=False, highlight=False)
+        if missed := missed_kernels(backend, self.executor):
+            say(f"slower than it could be: {missed}")
         if compile and self.executor.backend == "cpp":
             say("compile=True changes nothing here: the C++ kernels are compiled already")
         elif compile:

@@ -49,9 +49,9 @@ class CompileError(RuntimeError):
 def cpp_problem() -> str:
     """Why the C++ kernels cannot serve on this machine, or ""."""
     if sys.platform != "linux":
-        return "the C++ kernels are built on Linux only; use backend='torch'"
+        return "the C++ kernels are built on Linux only"
     if shutil.which("g++") is None:
-        return "the C++ kernels need g++, which is not installed here; use backend='torch'"
+        return "the C++ kernels need g++, which is not installed here"
     try:
         library("swiglu", torch.float32)
     except CompileError as error:
@@ -59,12 +59,17 @@ def cpp_problem() -> str:
     return ""
 
 
-@lru_cache
 def kernel(name: str, signature: str, dtype: torch.dtype, **shapes: int) -> Callable[..., None]:
     """The function `name` of `cpp/<name>.cpp`, compiled for one element type and these constants.
 
     `signature` has a letter per argument: p for an address, i for an int64, f for a float.
     """
+    torch.get_num_threads()  # OpenMP counts per thread; when asked, torch sets the count here
+    return _function(name, signature, dtype, **shapes)
+
+
+@lru_cache
+def _function(name: str, signature: str, dtype: torch.dtype, **shapes: int) -> Callable[..., None]:
     function = getattr(library(name, dtype, **shapes), name)
     function.argtypes, function.restype = [ARGUMENTS[letter] for letter in signature], None
     return function
@@ -89,10 +94,10 @@ def library(name: str, dtype: torch.dtype, **shapes: int) -> ctypes.CDLL:
     try:
         return _loaded(target) or _build(source, defines, target)
     except subprocess.CalledProcessError as error:
-        problem = f"{_complaint(error)};"
+        problem = _complaint(error)
     except OSError as error:
-        problem = f"{error}; set MINICHUNK_CACHE to another folder or"
-    raise CompileError(f"the C++ kernel {name} cannot be built: {problem} use backend='torch'")
+        problem = f"{error} (MINICHUNK_CACHE can name another folder)"
+    raise CompileError(f"the C++ kernel {name} cannot be built: {problem}")
 
 
 def _loaded(target: Path) -> ctypes.CDLL | None:

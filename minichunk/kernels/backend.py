@@ -94,7 +94,7 @@ def _check_cpp(device_type: str, dtype: torch.dtype) -> None:
         )
     problem = cpp_problem()
     if problem:
-        raise ValueError(problem)
+        raise ValueError(f"{problem}; use backend='torch'")
 
 
 def runs_on_triton(backend: str, x: Tensor) -> bool:

@@ -11,7 +11,6 @@ import torch
 
 from minichunk.core.plan import ScheduledChunk, StepPlan, StepResult
 from minichunk.core.request import SamplingParams
-from minichunk.kernels._cpp import CompileError
 from minichunk.model.batch import BatchBuilder
 from minichunk.model.config import ModelConfig
 from minichunk.model.cuda_graphs import DecodeGraphs
@@ -71,8 +70,6 @@ class ModelExecutor:
                 f"{len(plan.chunks)} requests; lower max_num_batched_tokens or chunk_size (fewer "
                 "activations), or memory_fraction or num_blocks (a smaller KV cache)"
             ) from error
-        except CompileError as error:  # a kernel is built when it is first called
-            raise ModelError(str(error)) from error
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> dict[str, int]:

@@ -6,10 +6,13 @@ import atexit
 import gc
 import platform
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from minichunk.kernels._cpp import CPP_DTYPES, CompileError, cpp_problem
 from minichunk.kernels.backend import choose_backend
 from minichunk.model.config import one_line
 from minichunk.model.errors import ModelError
@@ -38,8 +41,12 @@ def load_executor(
     dtype: str | torch.dtype = "auto",
     compiled: bool = False,
     cuda_graphs: bool = True,
+    begin: Callable[[str], None] = lambda stage: None,
 ) -> ModelExecutor:
-    """Load a model's weights onto a device. Raises ModelError for what does not go together."""
+    """Load a model's weights onto a device. Raises ModelError for what does not go together.
+
+    `begin` is told what happens next: it may take seconds.
+    """
     spare_the_collector()
     where = choose_device(device)
     precision = choose_dtype(dtype, where)
@@ -63,9 +70,30 @@ def load_executor(
             f"the weights of {model.name} take {size:.1f} GiB in {precision}, which {where} does "
             "not have; choose a smaller model or a 16-bit dtype"
         ) from error
-    return ModelExecutor(
+    executor = ModelExecutor(
         model.config, weights, backend=kernels, compiled=compiled, cuda_graphs=cuda_graphs
     )
+    if kernels == "cpp":
+        begin("preparing the C++ kernels")
+        build_kernels(executor)
+    return executor
+
+
+def build_kernels(executor: ModelExecutor) -> None:
+    """Run every C++ kernel once, which builds those that are new: else the first request waits."""
+    try:
+        for num_tokens in (1, 2):  # attention takes one token for a decode, and two for a chunk
+            executor.prompt_logits([0] * num_tokens)
+    except CompileError as error:
+        raise ModelError(f"{error}; use backend='torch'") from error
+
+
+def missed_kernels(backend: str, executor: ModelExecutor) -> str:
+    """Why "auto" did without the C++ kernels where a compiler could make them serve, or ""."""
+    could_serve = executor.device.type == "cpu" and executor.dtype in CPP_DTYPES
+    if backend != "auto" or not could_serve or sys.platform != "linux":
+        return ""
+    return cpp_problem()
 
 
 def spare_the_collector() -> None:
