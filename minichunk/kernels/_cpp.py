@@ -34,8 +34,10 @@ COMPILE = [
 ]  # fmt: skip
 if platform.machine() == "x86_64":
     COMPILE.append("-mprefer-vector-width=512")  # g++ is shy of AVX-512's full width
-# Not -fopenmp: the library takes the OpenMP threads that torch has loaded, and starts none.
-LINK = ["-shared"]
+# Not -fopenmp: the library takes the OpenMP threads that torch has loaded, and starts none. Torch's
+# own library has the small matrix products.
+TORCH = Path(torch.__file__).parent / "lib"
+LINK = [f"-L{TORCH}", f"-Wl,-rpath,{TORCH}", "-ltorch_cpu"]
 
 
 ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
@@ -87,7 +89,7 @@ def library(name: str, dtype: torch.dtype, **shapes: int) -> ctypes.CDLL:
     if dtype == torch.float32:
         defines.append("-DELEMENT_IS_FLOAT")
     source = SOURCES / f"{name}.cpp"
-    parts = [*COMPILE, *LINK, *defines, _processor(), source.read_text()]
+    parts = [*COMPILE, *LINK, torch.__version__, *defines, _processor(), source.read_text()]
     parts += [header.read_text() for header in sorted(SOURCES.glob("*.h"))]
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     target = cache_folder() / "kernels" / f"{name}-{key}.so"
@@ -114,7 +116,8 @@ def _build(source: Path, defines: list[str], target: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = Path(scratch, "kernel.o"), Path(scratch, "kernel.so")
         compiler = ["g++", *COMPILE, *defines, "-c", str(source), "-o", str(compiled)]
-        for command in (compiler, ["g++", *LINK, str(compiled), "-o", str(linked)]):
+        linker = ["g++", "-shared", str(compiled), *LINK, "-o", str(linked)]
+        for command in (compiler, linker):
             subprocess.run(command, check=True, capture_output=True, errors="replace")
         os.replace(linked, target)
     return ctypes.CDLL(str(target))

@@ -1,26 +1,29 @@
-"""Paged attention on a CPU: decodes by a C++ kernel that reads the cache where it lies.
+"""Paged attention on a CPU by C++ kernels that read the cache where it lies.
 
-The work of a decode step is reading keys and values, so what counts is to read each of them once,
-in place: the torch path, which gathers them first, reads and writes them twice more. The chunks of
-a mixed step are matrix products instead, and torch's own attention is good at those.
+Decodes and chunks want different things of a CPU. The work of a decode is reading keys and values:
+each is read once, in place, where the torch path gathers them first. A chunk is matrix products:
+tiles of queries against tiles of keys, for the processor's matrix unit. Where there is none, and in
+float32, torch's own attention serves the chunks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from minichunk.kernels._cpp import kernel
+from minichunk.kernels._cpp import CompileError, kernel, library
 from minichunk.kernels.attention_torch import plan_chunks
 
 if TYPE_CHECKING:
     from minichunk.kernels.attention_metadata import AttentionMetadata
 
 SPLIT = 256  # tokens of a sequence that one thread attends to at a time
+KEYS = 256  # keys that a tile of a chunk's queries meets at a time
 
 
 @dataclass(frozen=True)
@@ -38,21 +41,36 @@ class DecodeWork:
     owner: Tensor
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one prompt: `rows` of q, the last ones of a sequence of `length` so far."""
+
+    rows: slice
+    sequence: int
+    length: int
+
+
 def paged_attention_cpp(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """`paged_attention` on a CPU, in bfloat16 or float32."""
+    if q.stride(2) != 1 or q.stride(1) != q.shape[2]:
+        raise ValueError(f"each token of q must be contiguous; strides are {q.stride()}")
     if not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("the blocks of both caches must be contiguous")
-    chunks = metadata.planned(plan_chunks, q.dtype)
-    work = metadata.planned(plan_decodes, q.dtype)
-    covered = len(work.rows) + sum(call.rows.stop - call.rows.start for call in chunks)
+    chunks = metadata.planned(find_chunks, q.dtype)
+    decodes = metadata.planned(plan_decodes, q.dtype)
+    covered = len(decodes.rows) + sum(chunk.rows.stop - chunk.rows.start for chunk in chunks)
     out = (torch.empty if covered == len(q) else torch.zeros)(q.shape, dtype=q.dtype)
-    keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [slots, kv heads, dim]
-    for call in chunks:
-        out[call.rows] = call(q, keys, values, scale)
-    if len(work.rows):
-        _attend_decodes(q, k_cache, v_cache, metadata, work, scale, out)
+    if len(decodes.rows):
+        _attend_decodes(q, k_cache, v_cache, metadata, decodes, scale, out)
+    if chunks and has_tiles(q.dtype, **_shapes(q, k_cache)):
+        for chunk in chunks:
+            _attend_chunk(q, k_cache, v_cache, metadata, chunk, scale, out)
+    elif chunks:
+        keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [slots, kv heads, dim]
+        for call in metadata.planned(plan_chunks, q.dtype):
+            out[call.rows] = call(q, keys, values, scale)
     return out
 
 
@@ -66,22 +84,10 @@ def _attend_decodes(
     out: Tensor,
 ) -> None:
     """Runs `cpp/decode_attention.cpp`: the splits of all sequences first, then their sums."""
-    _, num_q_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[2]
-    if q.stride(2) != 1 or q.stride(1) != head_dim:
-        raise ValueError(f"each token of q must be contiguous; strides are {q.stride()}")
     # Of each split: the largest score, the sum and the weighted values of each head.
-    partials = torch.empty((len(work.owner), num_q_heads, head_dim + 2), dtype=torch.float32)
-    decode_attention = kernel(
-        "decode_attention",
-        "pippipipppppifpp",
-        q.dtype,
-        HEAD_DIM=head_dim,
-        KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        SPLIT=SPLIT,
-    )
-    decode_attention(
+    partials = torch.empty((len(work.owner), q.shape[1], q.shape[2] + 2), dtype=torch.float32)
+    shapes = _shapes(q, k_cache)
+    kernel("decode_attention", "pippipipppppifpp", q.dtype, **shapes, SPLIT=SPLIT)(
         q.data_ptr(),
         q.stride(0),
         k_cache.data_ptr(),
@@ -98,6 +104,73 @@ def _attend_decodes(
         scale,
         partials.data_ptr(),
         out.data_ptr(),
+    )
+
+
+def _attend_chunk(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    metadata: AttentionMetadata,
+    chunk: Chunk,
+    scale: float,
+    out: Tensor,
+) -> None:
+    """Runs `cpp/chunk_attention.cpp`: packs the keys and values into tiles, then attends."""
+    rows, tables = chunk.rows, metadata.block_tables
+    num_tiles, num_kv_heads, head_dim = -(-chunk.length // KEYS), k_cache.shape[2], q.shape[2]
+    tiles = torch.empty((num_kv_heads, num_tiles, 2, KEYS, head_dim), dtype=q.dtype)
+    shapes = _shapes(q, k_cache)
+    kernel("chunk_attention", "piippipifpp", q.dtype, **shapes, KEYS=KEYS)(
+        q[rows].data_ptr(),
+        q.stride(0),
+        rows.stop - rows.start,
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        metadata.block_size,
+        tables[chunk.sequence].data_ptr(),
+        chunk.length,
+        scale,
+        tiles.data_ptr(),
+        out[rows].data_ptr(),
+    )
+
+
+def _shapes(q: Tensor, k_cache: Tensor) -> dict[str, int]:
+    """The constants that the attention kernels are compiled with."""
+    num_kv_heads = k_cache.shape[2]
+    return {
+        "HEAD_DIM": q.shape[2],
+        "KV_HEADS": num_kv_heads,
+        "GROUP": q.shape[1] // num_kv_heads,
+    }
+
+
+@lru_cache
+def has_tiles(dtype: torch.dtype, **shapes: int) -> bool:
+    """Whether this CPU has a matrix unit for `dtype` (AMX), and this torch its small products.
+
+    The products are no public interface of torch; another version may lack them.
+    """
+    has_matrix_unit = getattr(torch.cpu, "_is_amx_tile_supported", None)
+    if dtype != torch.bfloat16 or has_matrix_unit is None or not has_matrix_unit():
+        return False
+    try:
+        library("chunk_attention", dtype, **shapes, KEYS=KEYS)
+    except CompileError:
+        return False
+    return True
+
+
+def find_chunks(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[Chunk, ...]:
+    """The sequences with several query tokens; in any `dtype` they are the same."""
+    starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
+    return tuple(
+        Chunk(slice(start, stop), sequence, length)
+        for sequence, (start, stop, length) in enumerate(
+            zip(starts, starts[1:], lengths, strict=False)
+        )
+        if stop - start > 1 and length > 0
     )
 
 

@@ -58,10 +58,8 @@ struct Places {
 
     Places(const int32_t* table, int64_t block_size, int64_t first, int64_t last)
         : count(last - first) {
-        for (int64_t token = first; token < last; ++token) {
-            const int64_t slot = table[token / block_size] * block_size + token % block_size;
-            offset[token - first] = slot * ROW;
-        }
+        for (int64_t token = first; token < last; ++token)
+            offset[token - first] = slot_of(table, block_size, token) * ROW;
         for (int64_t t = count; t < count + 2 * LANES; ++t) offset[t] = offset[count - 1];
     }
 

@@ -54,5 +54,10 @@ inline float exponential(float x) {
     return power * scale;
 }
 
+// Where a token of a sequence lies in a paged cache, counted in tokens.
+inline int64_t slot_of(const int32_t* block_table, int64_t block_size, int64_t token) {
+    return block_table[token / block_size] * block_size + token % block_size;
+}
+
 // Below this many elements, waking the other threads costs more than they save.
 constexpr int64_t WORTH_SHARING = 1 << 15;
