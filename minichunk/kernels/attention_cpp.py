@@ -146,20 +146,29 @@ def _shapes(q: Tensor, k_cache: Tensor) -> dict[str, int]:
     }
 
 
-@lru_cache
 def has_tiles(dtype: torch.dtype, **shapes: int) -> bool:
     """Whether this CPU has a matrix unit for `dtype` (AMX), and this torch its small products.
 
-    The products are no public interface of torch; another version may lack them.
+    The products are oneDNN's, which may be switched off at any time (`torch.backends.mkldnn`).
+    """
+    return bool(torch.backends.mkldnn.enabled) and _has_tiles(dtype, **shapes)
+
+
+@lru_cache
+def _has_tiles(dtype: torch.dtype, **shapes: int) -> bool:
+    """`has_tiles` of this CPU and this torch; oneDNN is on.
+
+    The products are no public interface of torch: another version may lack them, or be built such
+    that they always fail.
     """
     has_matrix_unit = getattr(torch.cpu, "_is_amx_tile_supported", None)
     if dtype != torch.bfloat16 or has_matrix_unit is None or not has_matrix_unit():
         return False
     try:
-        library("chunk_attention", dtype, **shapes, KEYS=KEYS)
+        built = library("chunk_attention", dtype, **shapes, KEYS=KEYS)
     except CompileError:
         return False
-    return True
+    return bool(built.has_products())
 
 
 def find_chunks(metadata: AttentionMetadata, dtype: torch.dtype) -> tuple[Chunk, ...]:

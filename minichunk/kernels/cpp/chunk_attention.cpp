@@ -5,6 +5,7 @@
 // which use the processor's matrix unit (AMX) where there is one.
 // Compiled with -DHEAD_DIM, -DKV_HEADS, -DGROUP and -DKEYS, the keys of a tile; for bfloat16 only.
 #include <cmath>
+#include <memory>
 
 #include "elements.h"
 
@@ -21,6 +22,7 @@ constexpr int HEADS = KV_HEADS * GROUP;
 constexpr int TOKENS = GROUP <= 4 ? 32 : 16;  // of a tile, each with a row for each of its heads
 constexpr int ROWS = TOKENS * GROUP;
 constexpr int UNIT = 16;  // rows that the matrix unit takes at once
+static_assert(HEAD_DIM % 2 == 0 && KEYS % 2 == 0, "the products take pairs of rows");
 
 // c (+)= a b for a [m, inner], b in pairs of rows, c [m, n].
 static void product(int m, int n, int inner, const Element* a, const Element* b, float* c,
@@ -57,20 +59,20 @@ struct Running {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2 to the y for y <= 0, to five digits: more than bfloat16 keeps. 0 below -126.5.
+// 2 to the y for y <= 0, to 3e-6: more than bfloat16 keeps. 0 below -126.5.
 static inline float power_of_2(float y) {
     y = y < -127.0f ? -127.0f : y;
-    const float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float shift = 12582912.0f + 127.0f;  // adding 1.5 * 2^23 rounds to an integer
     const float shifted = y + shift;
     const float rest = y - (shifted - shift);
-    float power = 9.6181291e-3f;
-    power = power * rest + 5.5504109e-2f;
-    power = power * rest + 2.4022651e-1f;
-    power = power * rest + 6.9314718e-1f;
+    float power = 9.5828532e-3f;
+    power = power * rest + 5.5906425e-2f;
+    power = power * rest + 2.4024099e-1f;
+    power = power * rest + 6.9312419e-1f;
     power = power * rest + 1.0f;
     uint32_t exponent;
     memcpy(&exponent, &shifted, sizeof exponent);
-    exponent = (exponent + 127) << 23;  // the low bits of `shifted` are the integer
+    exponent <<= 23;  // the low bits of `shifted` are the integer, plus the exponent's bias of 127
     float scale;
     memcpy(&scale, &exponent, sizeof scale);
     return power * scale;
@@ -89,11 +91,13 @@ static void weigh(const float* scores, int64_t visible, float scale, Running& ru
         running.sum[row] *= shrink;
         for (int i = 0; i < HEAD_DIM; ++i) running.values[row][i] *= shrink;
     }
-    const float offset = largest * scale;
+    // Subtracted before scaling, so that the largest score has the weight 1 however large it is;
+    // where all are -inf so far, none of them counts.
+    const float base = largest == -INFINITY ? 0.0f : largest;
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < visible; ++i) {
-        const float weight = power_of_2(scores[i] * scale - offset);
+        const float weight = power_of_2((scores[i] - base) * scale);
         sum += weight;
         uint32_t bits;
         memcpy(&bits, &weight, sizeof bits);
@@ -109,6 +113,8 @@ static void attend(const Element* q, int64_t q_stride, int64_t tokens, int64_t p
     alignas(64) Element queries[ROWS][HEAD_DIM] = {}, weights[ROWS][KEYS] = {};
     alignas(64) float scores[ROWS][KEYS];
     alignas(64) Running running;
+    static_assert(sizeof queries + sizeof weights + sizeof scores + sizeof running <= 1 << 20,
+                  "a thread's stack may have no more than 2 MB");
     const int rows = int(tokens) * GROUP, computed = (rows + UNIT - 1) / UNIT * UNIT;
     for (int64_t token = 0; token < tokens; ++token)
         memcpy(queries[token * GROUP], q + token * q_stride + head * GROUP * HEAD_DIM,
@@ -165,4 +171,19 @@ extern "C" void chunk_attention(const Element* q, int64_t q_stride, int64_t toke
             }
         at::native::cpublas::brgemm_release(true);
     }
+}
+
+// Whether torch's products work here, 1 or 0: they throw where its oneDNN is switched off, or kept
+// from using this processor's instructions (ONEDNN_MAX_CPU_ISA). In `chunk_attention`, whose threads
+// cannot pass exceptions on, that would end the process.
+extern "C" int has_products() {
+    try {
+        const auto tile = std::make_unique<Tile>();
+        Element token[HEADS * HEAD_DIM] = {}, out[HEADS * HEAD_DIM];
+        attend(token, 0, 1, 0, 0, tile.get(), 1.0f, out);
+        at::native::cpublas::brgemm_release(true);
+    } catch (...) {
+        return 0;
+    }
+    return 1;
 }
