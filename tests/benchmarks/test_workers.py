@@ -27,10 +27,10 @@ from benchmarks.side_by_side.worker import compile_seconds
 from benchmarks.side_by_side.workloads import AFTER_TOKENS, Case
 from minichunk.cli import main
 from minichunk.core.trace import Trace
+from tests.required import unavailable
 
 Making = Callable[[str], Options]
 HERE = ["minichunk", "transformers", "transformers-cb"]
-REQUIRED = "vllm" in os.environ.get("MINICHUNK_REQUIRE", "").split(",")
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,7 @@ def results(
 @pytest.fixture(params=[*HERE, "vllm"])
 def trace(request: pytest.FixtureRequest, results: Results, vllm_python: str | None) -> Trace:
     if request.param == "vllm" and not vllm_python:
-        if REQUIRED:
-            pytest.fail(f"MINICHUNK_REQUIRE asks for vllm, but {VLLM_PYTHON} is not set")
-        pytest.skip(f"{VLLM_PYTHON} names no interpreter with vLLM")
+        unavailable("vllm", f"{VLLM_PYTHON} names no interpreter with vLLM")
     assert request.param in results.engines, results.failures
     (made,) = results.engines[request.param].runs["S"]
     return made

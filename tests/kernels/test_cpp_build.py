@@ -17,11 +17,11 @@ from minichunk.kernels import _cpp, backend
 from minichunk.kernels._cpp import CompileError, cpp_problem, library
 from minichunk.kernels.backend import choose_backend, runs_on_cpp
 from minichunk.kernels.swiglu import swiglu
+from tests.required import needs
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_compiler = pytest.mark.skipif(
-    sys.platform != "linux" or shutil.which("g++") is None, reason="no g++ on Linux here"
-)
+HAS_COMPILER = sys.platform == "linux" and shutil.which("g++") is not None
+needs_compiler = needs("compiler", "" if HAS_COMPILER else "no g++ on Linux here")
 
 
 @pytest.fixture(autouse=True)

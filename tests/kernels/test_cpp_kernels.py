@@ -17,12 +17,13 @@ from minichunk.kernels.attention_cpp import SPLIT
 from minichunk.kernels.rms_norm import rms_norm
 from minichunk.kernels.rope import rope_and_cache
 from minichunk.kernels.swiglu import swiglu
+from tests.required import needs
 
 from .ragged import RaggedBatch, attention_by_definition, ragged_batch, relative_error
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned_memory"),
-    pytest.mark.skipif(bool(cpp_problem()), reason=cpp_problem() or "-"),
+    needs("compiler", cpp_problem()),
 ]
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -13,10 +13,11 @@ from minichunk.core.request import SamplingParams
 from minichunk.kernels import _cpp, backend
 from minichunk.llm import LLM
 from minichunk.model.errors import ModelError
+from tests.required import needs
 
 from .tiny import config_of, random_prompt
 
-pytestmark = pytest.mark.skipif(bool(_cpp.cpp_problem()), reason=_cpp.cpp_problem())
+pytestmark = needs("compiler", _cpp.cpp_problem())
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 
 

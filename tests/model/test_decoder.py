@@ -12,10 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from minichunk.core.request import SamplingParams
+from minichunk.kernels._cpp import cpp_problem
 from minichunk.llm import LLM
 from minichunk.model.config import ModelConfig
 from minichunk.model.executor import ModelExecutor
 from minichunk.model.weights import SafetensorsFolder, load_weights
+from tests.required import needs
 
 from .tiny import ARCHITECTURES, CPU_BACKENDS, random_prompt, reference_tokens
 
@@ -124,6 +126,7 @@ def test_compiled_pieces_compute_the_same(
     assert used.call_count >= 8
 
 
+@needs("compiler", cpp_problem())
 def test_the_cpp_backend_has_nothing_left_to_compile(
     tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,10 +19,11 @@ from transformers import (
 )
 
 from minichunk.kernels._cpp import cpp_problem
+from tests.required import needs
 
 CPU_BACKENDS = (
     "torch",
-    pytest.param("cpp", marks=pytest.mark.skipif(bool(cpp_problem()), reason=cpp_problem())),
+    pytest.param("cpp", marks=needs("compiler", cpp_problem())),
 )
 VOCAB_SIZE = 301
 SIZES: dict[str, Any] = {

@@ -5,7 +5,6 @@ what the standard library of Pyodide lacks, `core`, `sim` and `workloads` must n
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import minichunk as mc
+from tests.required import unavailable
 
 ROOT = Path(__file__).parents[2]
 PYODIDE = "pyodide@314.0.7"
-REQUIRED = "node" in os.environ.get("MINICHUNK_REQUIRE", "").split(",")
 SCENE = """
 import importlib, json, pkgutil, sys
 import minichunk as mc
@@ -51,12 +50,6 @@ console.log("RESULT " + (await pyodide.runPythonAsync(readFileSync(process.argv[
 """
 
 
-def skip_or_fail(reason):
-    if REQUIRED:
-        pytest.fail(f"MINICHUNK_REQUIRE asks for node, but {reason}")
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """A wheel of this package, built from a copy so that nothing is left in the source tree."""
@@ -80,7 +73,7 @@ def wheel(tmp_path_factory):
 def node_folder(tmp_path_factory):
     """A folder in which Node finds Pyodide."""
     if not (shutil.which("node") and shutil.which("npm")):
-        skip_or_fail("Node or npm is not installed")
+        unavailable("node", "Node or npm is not installed")
     folder = tmp_path_factory.mktemp("node")
     (folder / "package.json").write_text('{"private": true, "type": "module"}')
     done = subprocess.run(
@@ -88,7 +81,7 @@ def node_folder(tmp_path_factory):
         cwd=folder, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     if done.returncode != 0:
-        skip_or_fail(f"npm could not install {PYODIDE}: {done.stderr.strip()[-300:]}")
+        unavailable("node", f"npm could not install {PYODIDE}: {done.stderr.strip()[-300:]}")
     return folder
 
 

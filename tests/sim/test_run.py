@@ -1,6 +1,5 @@
 """Whole simulated runs: the course's scene, sweeps over executors, capacity, chunk size."""
 
-import os
 import pickle
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -11,6 +10,7 @@ import minichunk as mc
 from minichunk.sim.cost import CostModel
 from minichunk.sim.run import SLO, num_blocks_for, summary
 from minichunk.workloads import Lengths, closed_loop, poisson, stall_scene
+from tests.required import unavailable
 
 WHOLE = {"policy": "continuous", "max_num_batched_tokens": 8192}
 CHUNKED = {"policy": "decode-first", "chunk_size": 1000, "max_num_batched_tokens": 1024}
@@ -171,9 +171,10 @@ def test_any_futures_executor_gives_the_same_rows(pool):
 
 
 def test_a_dask_cluster_gives_the_same_rows():
-    distributed = (
-        pytest.importorskip("distributed") if not required() else __import__("distributed")
-    )
+    try:
+        import distributed
+    except ImportError:
+        unavailable("dask", "distributed is not installed")
     with (
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None
@@ -181,10 +182,6 @@ def test_a_dask_cluster_gives_the_same_rows():
         distributed.Client(cluster) as client,
     ):
         assert mc.sweep(GRID, executor=client.get_executor(), **FIXED) == mc.sweep(GRID, **FIXED)
-
-
-def required() -> bool:
-    return "dask" in os.environ.get("MINICHUNK_REQUIRE", "")
 
 
 def chats(rate):

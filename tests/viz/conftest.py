@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.required import unavailable
+
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -20,13 +22,6 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-def unavailable(what: str, reason: str) -> None:
-    """Skip with the reason; where MINICHUNK_REQUIRE names the thing, its absence is a failure."""
-    if what in os.environ.get("MINICHUNK_REQUIRE", "").split(","):
-        pytest.fail(f"MINICHUNK_REQUIRE asks for {what}, but {reason}")
-    pytest.skip(reason)
 
 
 def chromium_path() -> str | None:

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.viz.conftest import unavailable
+from tests.required import unavailable
 
 SETUP = """
 import random
