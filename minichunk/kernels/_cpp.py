@@ -39,7 +39,7 @@ if platform.machine() == "x86_64":
 TORCH = Path(torch.__file__).parent / "lib"
 LINK = [f"-L{TORCH}", f"-Wl,-rpath,{TORCH}", "-ltorch_cpu"]
 
-
+SEAL_SIZE = hashlib.sha256().digest_size
 ARGUMENTS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
 
@@ -103,11 +103,20 @@ def library(name: str, dtype: torch.dtype, **shapes: int) -> ctypes.CDLL:
 
 
 def _loaded(target: Path) -> ctypes.CDLL | None:
-    """A library that was built before; None if there is none, or a damaged one."""
+    """A library that was built before; None if there is none, or a damaged one.
+
+    Of half a library the loader would not complain: its pages are missing, which kills the process.
+    """
     try:
-        return ctypes.CDLL(str(target))
+        content = target.read_bytes()
+        return ctypes.CDLL(str(target)) if content == _sealed(content[:-SEAL_SIZE]) else None
     except OSError:
         return None
+
+
+def _sealed(content: bytes) -> bytes:
+    """A library with its own hash at the end, where the loader does not look."""
+    return content + hashlib.sha256(content).digest()
 
 
 def _build(source: Path, defines: list[str], target: Path) -> ctypes.CDLL:
@@ -119,6 +128,7 @@ def _build(source: Path, defines: list[str], target: Path) -> ctypes.CDLL:
         linker = ["g++", "-shared", str(compiled), *LINK, "-o", str(linked)]
         for command in (compiler, linker):
             subprocess.run(command, check=True, capture_output=True, errors="replace")
+        linked.write_bytes(_sealed(linked.read_bytes()))
         os.replace(linked, target)
     return ctypes.CDLL(str(target))
 

@@ -69,6 +69,16 @@ def check_that_torch_serves(words: str) -> None:
         swiglu(torch.zeros(1, 4), backend="cpp")
 
 
+DAMAGES = {
+    "emptied": lambda whole: b"",
+    "overwritten": lambda whole: b"not a library",
+    "a header only": lambda whole: whole[:64],
+    "cut in the middle": lambda whole: whole[: len(whole) // 2],
+    "cut at the end": lambda whole: whole[:-1],
+    "never written to the disk": lambda whole: whole[:4096] + bytes(len(whole) - 4096),
+}
+
+
 # What is kept -------------------------------------------------------------------------------------
 
 
@@ -106,13 +116,13 @@ def test_other_constants_types_processors_or_sources_are_other_files(cache, tmp_
 
 
 @needs_compiler
-@pytest.mark.parametrize("content", [b"", b"not a library", b"\x7fELF" + bytes(30)])
-def test_a_damaged_library_is_built_anew(cache, content, tmp_path, monkeypatch):
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_built_anew(cache, damage, tmp_path, monkeypatch):
     assert swiglu_works()
     [whole] = cache.iterdir()
     damaged = tmp_path / "another cache" / "kernels" / whole.name
     damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(content)
+    damaged.write_bytes(DAMAGES[damage](whole.read_bytes()))
     monkeypatch.setenv("MINICHUNK_CACHE", str(damaged.parent.parent))
     forget()
     assert swiglu_works()
