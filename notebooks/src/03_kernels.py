@@ -250,8 +250,8 @@ check.gather_keys(gather_keys)
 # %% [markdown]
 # ## The package's loop body
 #
-# You now know every part of the function below, which minichunk's engine calls for each tile of
-# keys. What it adds to yours:
+# You now know every part of the function below, which minichunk's engine calls on a GPU for each
+# tile of keys (on a CPU it has other kernels, which compute the same). What it adds to yours:
 #
 # - a tile has many **rows**, each a pair of token and query head, so that a key once loaded serves
 #   them all, and the sums over `dim` become matrix products (`dot`), which tensor cores compute;

@@ -303,8 +303,8 @@ def serve(policy: str, decode_steps: int, prompt_tokens: int, **knobs) -> mc.Tra
 
 
 # %% [markdown]
-# **Predict**: a decode step here takes tens to hundreds of milliseconds. How many of them does the
-# long prompt cost the four readers?
+# **Predict**: a decode step here takes tens of milliseconds, on a fast machine less, on a slow one
+# more. How many of them does the long prompt cost the four readers?
 
 # %%
 serve("continuous", **size)  # once to warm up: the first use of a shape is slow

@@ -454,8 +454,9 @@ for size in sizes:
     print(f"chunk {size:4}: {rate:5.0f} tokens/s, longest step {longest * 1e3:5.0f} ms")
 
 # %% [markdown]
-# Where does the rate stop growing on your machine? To let the simulator speak for it, fit a cost
-# model to measurements like these: `minichunk.sim.calibrate`.
+# Where does the rate stop growing on your machine? (The longest of many short steps may be
+# one in which the machine had something else to do.) To let the simulator speak for your machine,
+# fit a cost model to measurements like these: `minichunk.sim.calibrate`.
 #
 # ## Recap
 #

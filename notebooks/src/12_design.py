@@ -322,7 +322,7 @@ design.leaderboard({name: designs[name] for name in finalists}, seeds, progress=
 # more sharply than their errors suggest: a hard workload is hard for both. So look at the
 # *differences*, seed by seed.
 #
-# **Predict**: of the two pairs below, which difference is larger than its error?
+# **Predict**: in how many of the two pairs below is the difference larger than its error?
 
 # %%
 pair = design.draw_seeds(3 if is_fast() else 6)
