@@ -66,9 +66,8 @@ class StepDraft:
             granted = self._grow(request, num_tokens, whole)
         if granted:
             self.granted[request_id] = granted
-            self.budget_left -= granted
-            if self.budget_left < 0:  # a whole prompt above the budget, alone in its step
-                self.budget_left = 0
+            left = self.budget_left - granted
+            self.budget_left = left if left > 0 else 0  # a whole prompt may be above the budget
         return granted
 
     def plan(self, step: int) -> StepPlan:

@@ -134,20 +134,20 @@ class Scheduler:
         """Put the policy's offers to the draft; False if it should be asked once more."""
         name = self.policy.name
         evicted_before = len(draft.preempted)
-        num_offers, patience = 0, 1000 + 100 * (len(self.running) + self.num_waiting)
+        patience = 1000 + 100 * (len(self.running) + self.num_waiting)
         offers = self.policy.function(StepView(self, draft, now), **self.policy.parameters)
         if not hasattr(offers, "send"):
             raise PolicyError(f"policy {name!r} is not a generator: it must yield offers")
+        send, answer = offers.send, draft.answer
         granted: int | None = None
-        while True:
+        for num_offers in range(patience + 1):  # noqa: B007 - the last value is used
             try:
-                offer = offers.send(granted)
+                offer = send(granted)
             except StopIteration:
                 break
-            num_offers += 1
-            if num_offers > patience:
-                raise PolicyError(f"policy {name!r} does not end: {num_offers} offers")
-            granted = draft.answer(offer)
+            granted = answer(offer)
+        else:
+            raise PolicyError(f"policy {name!r} does not end: {num_offers} offers")
         if draft.granted or not self.has_work:
             return True
         if len(draft.preempted) > evicted_before:
