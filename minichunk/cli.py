@@ -100,7 +100,7 @@ def _demo(commands: argparse._SubParsersAction) -> None:
         "--prompt-tokens",
         type=positive,
         metavar="N",
-        help="cut the document to N tokens (default: 2000 of the built-in one, all of yours)",
+        help="cut the document to N tokens (default: 2200 of the built-in one, all of yours)",
     )
     demo.add_argument(
         "--repeats",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from minichunk.llm import LLM
 
 DOCUMENT = "document"
-BUILT_IN_TOKENS = 2000
+BUILT_IN_TOKENS = 2200
 DECODED_BEFORE = 8  # tokens that each chat has when the document arrives
 DOCUMENT_OUTPUT_TOKENS = 16
 QUESTIONS = (
