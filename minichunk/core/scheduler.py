@@ -147,7 +147,7 @@ class Scheduler:
                 break
             granted = answer(offer)
         else:
-            raise PolicyError(f"policy {name!r} does not end: {num_offers} offers")
+            raise PolicyError(f"policy {name!r} does not end: {num_offers + 1} offers")
         if draft.granted or not self.has_work:
             return True
         if len(draft.preempted) > evicted_before:

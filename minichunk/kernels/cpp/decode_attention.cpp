@@ -97,7 +97,8 @@ static void attend(const Element* q, float scale, const Element* k_cache, const 
     for (int h = 0; h < HEADS; ++h) {
         float largest = scores[h][0], sum = 0;
 #pragma omp simd reduction(max : largest)
-        for (int64_t t = 0; t < places.count; ++t) largest = scores[h][t] > largest ? scores[h][t] : largest;
+        for (int64_t t = 0; t < places.count; ++t)
+            largest = scores[h][t] > largest ? scores[h][t] : largest;
 #pragma omp simd reduction(+ : sum)
         for (int64_t t = 0; t < places.count; ++t) {
             scores[h][t] = exponential(scores[h][t] - largest);
@@ -137,12 +138,12 @@ static void merge(const Partial* found, int64_t num_splits, Element* out) {
 // Decode d is row rows[d] of q and out, and sequence sequences[d] of tables and lengths. Its splits
 // are first_split[d] .. first_split[d + 1] - 1 of `partials`, and owner[split] says d.
 extern "C" void decode_attention(const Element* q, int64_t q_stride, const Element* k_cache,
-                               const Element* v_cache, int64_t block_size,
-                               const int32_t* block_tables, int64_t table_width,
-                               const int32_t* lengths, const int64_t* rows,
-                               const int64_t* sequences, const int64_t* first_split,
-                               const int64_t* owner, int64_t num_decodes, float scale,
-                               Partial* partials, Element* out) {
+                                 const Element* v_cache, int64_t block_size,
+                                 const int32_t* block_tables, int64_t table_width,
+                                 const int32_t* lengths, const int64_t* rows,
+                                 const int64_t* sequences, const int64_t* first_split,
+                                 const int64_t* owner, int64_t num_decodes, float scale,
+                                 Partial* partials, Element* out) {
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic)

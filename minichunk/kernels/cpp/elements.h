@@ -1,4 +1,5 @@
-// What the kernels share: the element type, its conversion to float and back, and exp.
+// What the kernels share: the element type, its conversion to float and back, exp, and where a token
+// lies in the paged cache.
 //
 // Compiled with -DELEMENT_IS_FLOAT for float32; bfloat16 otherwise, which is the upper half of a
 // float. All arithmetic is done in float. The loops are written so that a compiler can vectorise
