@@ -1,7 +1,7 @@
 """The C++ kernels for CPUs: compiled with the machine's own g++ when they are first used.
 
-What Triton is on a GPU: the decoder's small operations each in one pass, and decode attention that
-reads the paged cache where it lies. The compiler is told the model's shapes (`-D` constants, like
+What Triton is on a GPU: the decoder's small operations each in one pass, and attention that reads
+the paged cache where it lies. The compiler is told the model's shapes (`-D` constants, like
 Triton's `constexpr`), takes a second per kernel, and its libraries are kept in the cache folder.
 Where there is no g++, or not Linux, torch serves as before.
 """
